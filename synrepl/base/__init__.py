@@ -1,1 +1,1 @@
-"""What all parts share: interfaces, timers and tasks, access rights, settings, metrics, records of a log."""
+"""What all parts share: interfaces, timers and tasks, access rights, settings, metrics, notes of a log."""

@@ -1,4 +1,4 @@
-"""Records of a log besides its facts: positions, epoch starts, receipts, snapshots, ranges and leases."""
+"""What a log has besides facts and notes: positions, epoch starts, receipts, snapshots, ranges and leases."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final

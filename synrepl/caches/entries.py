@@ -107,7 +107,7 @@ class Counters:
 
     * `calls`: hits and misses
     * `misses`: computations started
-    * `evictions`: values dropped to make room
+    * `evictions`: values dropped to make space
     * `invalidations`: invalidations applied, even if there was nothing to drop
     * `misshapen`: invalidations whose key did not have the shape of this cache's keys
     """

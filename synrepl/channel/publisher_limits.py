@@ -67,7 +67,7 @@ class PublisherLimits:
 
     @property
     def problem(self) -> str:
-        """Which owner has used up its share, or that the channel is full; empty if there is room for all."""
+        """Which owner has used up its share, or that the channel is full; empty if there is space for all."""
         fullest = max(self._by_owner, key=self._by_owner.__getitem__, default=None)
         return self._why_full(fullest)
 

@@ -109,7 +109,7 @@ class RedisBridge(ChannelMember):
         self._subscriber.pause()
 
     def resume(self) -> None:
-        """The transport's buffer has room again."""
+        """The transport's buffer has space again."""
         self._is_full = False
         self._channel.resumed(self._subscriber)
 

@@ -401,7 +401,7 @@ class ServedChannel:
     def _expect(self, writers: Sequence[Writer]) -> None:
         """Ask for these writers, as far as this daemon knows their streams, and keep at most `MAX_WRITERS`.
 
-        All processes are asked, so a writer for which there is no room is asked for as well.
+        All processes are asked, so a writer for which there is no space is asked for as well.
         """
         unanswered = self._query.unanswered
         known = [writer for writer in writers if self._is_known is None or self._is_known(writer.stream)]

@@ -39,7 +39,7 @@ class ServedLink:
     """Gives the lines of a `ServedChannel` to the member of this process, and publishes what that sends.
 
     A primary takes facts from its own channel as from one on a Redis: as a member among others. `take` is
-    what the channel is to be wired with. `is_full` tells whether publishers should wait; `on_room` is called
+    what the channel is to be wired with. `is_full` tells whether publishers should wait; `on_space` is called
     once they need not any more.
     """
 
@@ -53,7 +53,7 @@ class ServedLink:
         *,
         instance: str,
         metrics: Metrics,
-        on_room: Callable[[], object],
+        on_space: Callable[[], object],
     ) -> None:
         self.messages_refused = 0
         self.interruptions = 0
@@ -61,7 +61,7 @@ class ServedLink:
         self.unread_bytes = 0
         self._clock = clock
         self._member = member
-        self._on_room = on_room
+        self._on_space = on_space
         self._metrics = metrics
         self._channel = channel
         self._session = Session(BROKER, NEWEST, name=instance, seconds=clock.seconds)
@@ -161,7 +161,7 @@ class ServedLink:
     def _drop_unread(self) -> None:
         was_full, self._unread, self.unread_bytes = self.is_full, deque(), 0
         if was_full:
-            self._on_room()
+            self._on_space()
 
     def _deliver(self) -> None:
         """Deliver the waiting lines to the member. Lines that it publishes meanwhile follow them."""
@@ -183,7 +183,7 @@ class ServedLink:
         if not self.is_full:
             self._hold_timer.stop()
             if was_full:
-                self._on_room()
+                self._on_space()
 
     def _receive(self, lines: Sequence[bytes]) -> None:
         for action in self._session.receive(lines):

@@ -52,7 +52,7 @@ class RespSource(ChannelSource):
             self.channel,
             instance=self.settings.instance_name,
             metrics=self.metrics,
-            on_room=self.server.release,
+            on_space=self.server.release,
         )
         self.member.use(self.link)
 

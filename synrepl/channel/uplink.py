@@ -109,7 +109,7 @@ class ChannelUplink:
         """Join the channel of this upstream."""
         self._conversation = conversation
         conversation.on_channel = self._received
-        conversation.on_room = self._flush
+        conversation.on_space = self._flush
         conversation.join_channel()
         self._flush()
 

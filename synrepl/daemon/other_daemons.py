@@ -55,7 +55,7 @@ class IChannelConversation(Protocol):
 
     on_channel: Callable[[bytes], None]
     """Called with messages of the upstream's channel, encoded as for a subscriber."""
-    on_room: Callable[[], None]
+    on_space: Callable[[], None]
     """Called when the transport's buffer can take more again."""
 
     @property

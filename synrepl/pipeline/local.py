@@ -250,7 +250,7 @@ def _end(tasks: Iterable["Future[None]"]) -> None:
 
 
 def _put(queue: "Queue[Any]", item: Any, is_over: threading.Event) -> bool:
-    """Put this in a queue as soon as there is room; False if nobody reads it any more."""
+    """Put this in a queue as soon as there is space; False if nobody reads it any more."""
     while not is_over.is_set():
         try:
             queue.put(item, timeout=LOOK_SECONDS)

@@ -66,7 +66,7 @@ class CommandForwarder:
 
     Callers give it commands only while `is_active`, that is while this daemon is a replica. An upstream that
     does not know the earlier commands, such as a new primary, is sent the users that are syncing here.
-    `dropped` is called with the name of each command dropped for lack of room.
+    `dropped` is called with the name of each command dropped for lack of space.
     """
 
     def __init__(
@@ -163,14 +163,14 @@ class CommandForwarder:
     def _flush(self) -> None:
         if self._conversation is None:
             return
-        room = WINDOW - len(self._unacknowledged)
-        while self._unsent_state is not None and len(self._queue) < room:
+        space = WINDOW - len(self._unacknowledged)
+        while self._unsent_state is not None and len(self._queue) < space:
             command = next(self._unsent_state, None)
             if command is None:
                 self._unsent_state = None
             else:
                 self._add(line_of(command))
-        batch = [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
+        batch = [self._queue.popleft() for _ in range(min(space, len(self._queue)))]
         if batch:
             self._unacknowledged.extend(batch)
             self._conversation.forward(self.origin, batch)

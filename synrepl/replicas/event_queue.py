@@ -11,18 +11,18 @@ from synrepl.replicas.replica.conversation import Event
 class EventQueue:
     """Events in the order in which they were received, with backpressure.
 
-    `on_full` is called when the sum of their sizes exceeds `limit`, `on_room` when it falls to half of
+    `on_full` is called when the sum of their sizes exceeds `limit`, `on_space` when it falls to half of
     `limit`; after `end`, neither is called. An exception among the events is raised when its turn comes.
     """
 
-    def __init__(self, limit: int, *, on_full: Callable[[], None], on_room: Callable[[], None]) -> None:
+    def __init__(self, limit: int, *, on_full: Callable[[], None], on_space: Callable[[], None]) -> None:
         self.is_full = False
         self.size = 0
         self.error: Exception | None = None
         """Raised after the last event; None while more can come."""
         self._limit = limit
         self._on_full = on_full
-        self._on_room = on_room
+        self._on_space = on_space
         self._events: deque[tuple[int, Any]] = deque()
         self._news = Gate()
 
@@ -40,7 +40,7 @@ class EventQueue:
         if self.error is None:
             self.error = error
             # The callbacks refer to the connection, which would form a reference cycle.
-            self._on_full = self._on_room = lambda: None
+            self._on_full = self._on_space = lambda: None
         self._news.open()
 
     async def next(self) -> Event:
@@ -63,7 +63,7 @@ class EventQueue:
         self.size -= size
         if self.is_full and self.size <= self._limit // 2:
             self.is_full = False
-            self._on_room()
+            self._on_space()
         if isinstance(event, Exception):
             raise event
         taken: Event = event

@@ -70,9 +70,9 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self.is_full = False
         """Whether the transport's buffer is full."""
         self.on_channel: Callable[[bytes], None] = lambda data: None
-        self.on_room: Callable[[], None] = lambda: None
+        self.on_space: Callable[[], None] = lambda: None
         EventQueue.__init__(
-            self, MAX_QUEUED_BYTES, on_full=connection.pause_reading, on_room=connection.resume_reading
+            self, MAX_QUEUED_BYTES, on_full=connection.pause_reading, on_space=connection.resume_reading
         )
         self._connection = connection
         self._metrics = metrics
@@ -89,7 +89,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
 
     def resume(self) -> None:
         self.is_full = False
-        self.on_room()
+        self.on_space()
 
     def block(self, payload: Payload) -> None:
         """Handle a received block. Raises `RemoteProtocolError`."""

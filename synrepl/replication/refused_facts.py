@@ -51,7 +51,7 @@ class KeptFact(msgspec.Struct, frozen=True):
 
 
 class Unkept(msgspec.Struct):
-    """Refused facts of a stream and writer that there was no room for, and their lowest and highest token."""
+    """Refused facts of a stream and writer without space to keep them; their lowest and highest token."""
 
     facts: int
     first: int
@@ -98,7 +98,7 @@ class RefusedFacts:
                 self._note(one.fact)
 
     async def keep(self, facts: Iterable[RefusedFact]) -> None:
-        """Keep these facts once, as far as there is room. Raises `StorageError`."""
+        """Keep these facts once, as far as there is space. Raises `StorageError`."""
         found: dict[Key, bytes] = {}
         added: Counter[str] = Counter()
         for one in facts:

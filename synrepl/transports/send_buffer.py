@@ -36,6 +36,6 @@ def write_now(transport: Any, data: bytes) -> None:
         try:
             data = data[transport.socket.send(data) :]
         except OSError:
-            pass  # There is no room, or the connection is lost, which the reactor's write finds as well.
+            pass  # There is no space, or the connection is lost, which the reactor's write finds as well.
     if data:
         transport.write(data)

@@ -1,4 +1,4 @@
-"""The heads of a Redis' replies, checked as they arrive: before a parser makes room for what they claim.
+"""The heads of a Redis' replies, checked as they arrive: before a parser makes space for what they claim.
 
 The C parser believes a head. An array of two thousand million items is allocated at once, and a value without
 an end is collected up to its end. Both take all memory of the process, for 13 bytes.

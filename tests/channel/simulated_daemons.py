@@ -43,7 +43,7 @@ class UpEnd(Protocol):
     def __init__(self, daemon: "Daemon") -> None:
         self.is_full = False
         self.on_channel: Callable[[bytes], None] = lambda data: None
-        self.on_room: Callable[[], None] = lambda: None
+        self.on_space: Callable[[], None] = lambda: None
         self._daemon = daemon
         self._received = b""
 
@@ -85,7 +85,7 @@ class UpEnd(Protocol):
 
     def resumeProducing(self) -> None:
         self.is_full = False
-        self.on_room()
+        self.on_space()
 
     def stopProducing(self) -> None:
         pass

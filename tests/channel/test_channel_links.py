@@ -82,7 +82,7 @@ class Pair:
         self.downlink: ChannelDownlink | None = None
         self.is_full = False
         self.on_channel: Callable[[bytes], None] = lambda data: None
-        self.on_room: Callable[[], None] = lambda: None
+        self.on_space: Callable[[], None] = lambda: None
         self.allowed: set[str] | None = None
         self.longest = 1000
         self.sent: list[Published | Lost] = []
@@ -285,7 +285,7 @@ def test_what_waits_for_a_slow_upstream_is_dropped_whole(pair: Pair, monkeypatch
     pair.below.say("RDATA events b 8 [1]", "REMOTE_SERVER_UP x")
     assert Lost("*") == pair.sent[-1]
     pair.is_full = False
-    pair.on_room()
+    pair.on_space()
     pair.below.say("RDATA events b 9 [1]")
     assert pair.above.heard == []
 
@@ -320,7 +320,7 @@ def test_a_slow_upstream_gets_all_once_it_reads(pair: Pair) -> None:
     pair.is_full = True
     pair.below.say("RDATA events b 6 [1]", "RDATA events b 7 [1]")
     pair.is_full = False
-    pair.on_room()
+    pair.on_space()
 
     assert pair.above.heard[-2:] == ["RDATA events b 6 [1]", "RDATA events b 7 [1]"]
 

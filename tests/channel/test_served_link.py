@@ -62,7 +62,7 @@ class Setup:
             self.channel,
             instance="us",
             metrics=Metrics(CollectorRegistry()),
-            on_room=self._on_room,
+            on_space=self._on_space,
         )
         self.process = ChannelPublisher()
         self.data = b""
@@ -70,7 +70,7 @@ class Setup:
         self.link.start()
         self.channel.subscribe(ChannelSubscriber(self._keep), b"hs")
 
-    def _on_room(self) -> None:
+    def _on_space(self) -> None:
         self.rooms += 1
 
     def _keep(self, data: bytes) -> None:

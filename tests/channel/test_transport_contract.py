@@ -57,7 +57,7 @@ class ServingChannel(OnFakeRedis):
             channel,
             instance=self.daemon.instance,
             metrics=self.daemon.metrics,
-            on_room=server.release,
+            on_space=server.release,
         )
         server.use(channel)
         channel.use(ingest=link.take)

@@ -119,7 +119,7 @@ def set_info(client: RespClient, words: Words) -> bytes:
 
 
 def set_eviction(client: RespClient, words: Words) -> bytes:
-    """This port disconnects nobody to make room for values: there is nothing to change."""
+    """This port disconnects nobody to make space for values: there is nothing to change."""
     _switch(words[0])
     return resp.OK
 

@@ -108,7 +108,7 @@ class RecordedConversation(IConversation):
         self.committed_ms = 0
         """When the newest fact of what was said was committed."""
         self.on_channel = lambda data: None
-        self.on_room = lambda: None
+        self.on_space = lambda: None
         self.welcome = Welcome(
             history=state.notes.get("history", ""),
             uuid=JOIN_ID,

@@ -79,4 +79,4 @@ class IRelay(Protocol):
         """Send a subscribed replica this block with all issued keys."""
 
     def send_down(self, command: type[Command], line: bytes) -> bool:
-        """Send a command for all processes, if the replica has subscribed. False if there is no room."""
+        """Send a command for all processes, if the replica has subscribed. False if there is no space."""

@@ -34,7 +34,7 @@ from synrepl.wire.text import is_address
 MAX_ANONYMOUS: Final = 1_000
 """How many leases of anonymous readers may be active. The rest of `MAX_LEASES` is for registered ones."""
 MAX_LEASES: Final = 2_000
-"""How many leases may be active. More are refused; no lease is dropped to make room for another."""
+"""How many leases may be active. More are refused; no lease is dropped to make space for another."""
 MAX_LEASES_OF_KEY: Final = 100
 """How many leases that one key made may be active. The shared secret has no such limit."""
 MAX_ENDED: Final = 1_000

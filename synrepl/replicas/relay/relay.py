@@ -40,15 +40,15 @@ MAX_DIGESTS: Final = 200
 """How many serials one DIGESTS may name: the response to more does not fit in a line."""
 
 REQUESTS: Final = (native.Join, native.Subscribe, native.Digests)
-"""Commands that wait while the transport has no room for their responses."""
+"""Commands that wait while the transport has no space for their responses."""
 
 
 class Relay(ConnectionOwner):
     """Serves one replica. `relay_states.py` says what is possible when.
 
     The log itself is the send buffer: a `Sender` reads from it, or from the ring of the newest facts, only
-    when the connection has room, so that a slow replica costs little memory. While a request has to wait, for
-    room or for digests, the connection is not read.
+    when the connection has space, so that a slow replica costs little memory. While a request has to wait,
+    for space or for digests, the connection is not read.
     """
 
     def __init__(self, registry: ReplicaRegistry, connection: RelayConnection) -> None:
@@ -511,7 +511,7 @@ class Relay(ConnectionOwner):
     def send_down(self, command: type[Command], line: bytes) -> bool:
         """Send a command for all processes, if the replica has subscribed and supports that.
 
-        False if there is no room: the replica misses the command, as a disconnected follower would.
+        False if there is no space: the replica misses the command, as a disconnected follower would.
         """
         if not self.is_subscribed or not self._supports(native.COMMANDS):
             return True

@@ -179,7 +179,7 @@ class PendingFacts:
         self._tokens_left: Iterator[int] = iter(())
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether more facts could be applied together with those in the queue."""
         return len(self.queue) < self.most
 

@@ -71,7 +71,7 @@ class FollowedServer:
         self._dialect: Dialect | None = None
         self._established = False
         self._full_streams: set[str] = set()
-        """The streams that have no room for more: meanwhile nothing is read from the connection."""
+        """The streams that have no space for more: meanwhile nothing is read from the connection."""
         streams.follow(self)
 
     def complete(
@@ -290,13 +290,13 @@ class FollowedServer:
             self.connection.established()
 
     def _stream_full(self, stream: str) -> None:
-        """A stream has no room for more: read nothing."""
+        """A stream has no space for more: read nothing."""
         if not self._full_streams and self.connection is not None:
             self.connection.pause_reading()
         self._full_streams.add(stream)
 
     def _stream_empty(self, stream: str) -> None:
-        """A stream has room again: read, if all have."""
+        """A stream has space again: read, if all have."""
         if stream not in self._full_streams:
             return
         self._full_streams.discard(stream)

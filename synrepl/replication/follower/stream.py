@@ -132,7 +132,7 @@ class StreamMachine:
             self._block(_APPLYING, APPLY)
             return
         for row in run.commands():
-            if self.facts.has_room and not self.intake.queue:
+            if self.facts.has_space and not self.intake.queue:
                 self._add_row(row)
             else:
                 self._queue(row)
@@ -261,7 +261,7 @@ class StreamMachine:
                 queued = intake.pop()
                 if isinstance(queued, Rdata):
                     self._add_row(queued)
-                    while facts.has_room and (row := intake.pop_row()) is not None:
+                    while facts.has_space and (row := intake.pop_row()) is not None:
                         self._add_row(row)
                 elif isinstance(queued, Rewind):
                     self._take_rewind(queued)

@@ -225,7 +225,7 @@ class DaemonMember(ChannelMember):
             self._sender.pause()
 
     def resume(self) -> None:
-        """The transport's buffer has room again."""
+        """The transport's buffer has space again."""
         self._is_paused = False
         if self._sender is not None:
             self._sender.resume()

@@ -31,4 +31,4 @@ class ChannelMember:
         """The transport's buffer is full."""
 
     def resume(self) -> None:
-        """The transport's buffer has room again."""
+        """The transport's buffer has space again."""

@@ -18,14 +18,14 @@ class Broadcasts:
     """Passes commands on, those of each sender in order.
 
     One line of a follower becomes a message to every other one. So messages are sent a number in a turn, the
-    senders take turns, and a command for which there is no room is dropped: delivery is best effort, as to a
+    senders take turns, and a command for which there is no space is dropped: delivery is best effort, as to a
     follower that is disconnected.
     """
 
     def __init__(self, clock: IClock) -> None:
         self._waiting: OrderedDict[object, deque[Iterator[None]]] = OrderedDict()
         """By sender, the next one first: for each command an iterator that sends one message in each step."""
-        self._room = MESSAGES_PER_TURN
+        self._left = MESSAGES_PER_TURN
         self._timer = Timer(clock, self._begin_turn)
 
     def add(self, messages: Iterator[None], *, sender: object) -> bool:
@@ -48,16 +48,16 @@ class Broadcasts:
         self._timer.stop()
 
     def _begin_turn(self) -> None:
-        self._room = MESSAGES_PER_TURN
+        self._left = MESSAGES_PER_TURN
         self._send()
 
     def _send(self) -> None:
-        while self._waiting and self._room > 0:
+        while self._waiting and self._left > 0:
             self._timer.start(0)
             sender, commands = next(iter(self._waiting.items()))
             for _ in commands[0]:
-                self._room -= 1
-                if self._room <= 0:
+                self._left -= 1
+                if self._left <= 0:
                     break
             else:
                 commands.popleft()

@@ -273,8 +273,8 @@ class CommandBuffer:
     """A bounded buffer of the newest commands, kept in memory until the homeserver acknowledges them.
 
     `life` identifies this run of the daemon: numbers start at 1 in each run. `on_dropped` is called with the
-    name of each command that is dropped for lack of room (`dropped_upto` is the number of the last one, or 0)
-    or cannot be written as a line.
+    name of each command that is dropped for lack of space (`dropped_upto` is the number of the last one, or
+    0) or cannot be written as a line.
     """
 
     def __init__(self, clock: IClock, on_dropped: Callable[[str], None] = lambda name: None) -> None:

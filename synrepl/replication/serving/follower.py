@@ -32,8 +32,8 @@ class ServedFollower:
     """One connected follower.
 
     A repeated REPLICATE for the same stream is answered once per reactor turn, and only while the
-    transport has room: an answer can be ten thousand times longer than the request. While a request waits for
-    room, the connection is not read.
+    transport has space: an answer can be ten thousand times longer than the request. While a request waits
+    for space, the connection is not read.
 
     A follower of synrepl (`wire.extension`) is sent the epoch of the log, and before its first POSITION where
     its log and this one diverged. `is_synrepl`: the follower has the mark.
@@ -197,7 +197,7 @@ class ServedFollower:
             self.sender.call_at_head(self._close)
 
     def _update_reading(self) -> None:
-        """Stop reading the connection while a REPLICATE waits for room; resume afterwards."""
+        """Stop reading the connection while a REPLICATE waits for space; resume afterwards."""
         stops = self._paused and bool(self._pending)
         if stops is not self._has_stopped_reading:
             self._has_stopped_reading = stops
@@ -223,7 +223,7 @@ class ServedFollower:
             self.sender.pause()
 
     def resume(self) -> None:
-        """The transport's buffer has room again."""
+        """The transport's buffer has space again."""
         self._paused = False
         # Requests first: a sender that is behind fills the transport again at once.
         self._answer_waiting()

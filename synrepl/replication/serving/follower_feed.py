@@ -3,7 +3,7 @@
 A follower's streams need not be at the same place: it may ask for each by itself, and from a token. One
 cursor (`Feed`) is for the streams that are *live*, and takes each group of facts from the ring. Each request
 for earlier facts has a *backlog*, which is read from the log until its streams go live. If the next group of
-the live cursor has left the ring when the transport has room again, its streams become a backlog too. Live
+the live cursor has left the ring when the transport has space again, its streams become a backlog too. Live
 facts go first, then a page of each backlog in turn; positions that were requested follow the facts before
 them.
 

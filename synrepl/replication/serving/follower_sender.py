@@ -101,7 +101,7 @@ class FollowerEncoder(LogEncoder):
 class FollowerSender(Sender):
     """Sends a follower (or a shared channel) its streams as fast as it takes them, without a queue of facts.
 
-    Commands go at once, or first when the transport has room again; facts and positions in the order of the
+    Commands go at once, or first when the transport has space again; facts and positions in the order of the
     `feed`. `scope` describes what the daemon holds, if not everything. `positions` returns the position of
     each writer of a stream to announce. The owner calls `pump` after each commit.
     """

@@ -7,7 +7,7 @@ the head, `pump_all` in `publisher.py` does in one go what this loop would do fo
 
 The loop asks the cursor (`Feed.next`) what comes next, and does it: a group from the ring is encoded once for
 all senders with the same encoder and written at once; a page is read from the log in its thread, one at a
-time. It goes on until there is nothing to do or the sink has no room (`pause`). So a slow reader costs a
+time. It goes on until there is nothing to do or the sink has no space (`pause`). So a slow reader costs a
 cursor, and never a queue: the log is its queue. The loop is a plain function (`pump`) that whoever changes
 something calls, because a live reader must cost no coroutine and no Deferred for each commit; only reading
 the log is asynchronous. At the head a sender asks `LogWaiters` to call it for the next commit that concerns
@@ -119,11 +119,11 @@ class Sender:
             self._is_pumping = False
 
     def pause(self) -> None:
-        """Note that the sink has no room."""
+        """Note that the sink has no space."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """Go on: the sink has room again."""
+        """Go on: the sink has space again."""
         self.is_paused = False
         if self.feed is not None:
             self.feed.resumed()

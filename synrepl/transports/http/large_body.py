@@ -1,7 +1,7 @@
 """Large bodies of appends, split before they are decoded: a decoder would hold the interpreter for seconds.
 
 The JSON decoder takes half a microsecond for each fact of a body, however small, and nothing else runs
-meanwhile. 64 MiB have room for 22 million empty ones: 13 seconds. So the facts are cut out of the text first,
+meanwhile. 64 MiB hold 22 million empty ones: 13 seconds. So the facts are cut out of the text first,
 bracket by bracket, and no more of them than an append may have. The rest is small, and is decoded as usual.
 """
 

@@ -13,7 +13,7 @@ class Setup:
     def __init__(self, limit: int) -> None:
         self.calls: list[str] = []
         self.queue: Any = EventQueue(
-            limit, on_full=lambda: self.calls.append("full"), on_room=lambda: self.calls.append("room")
+            limit, on_full=lambda: self.calls.append("full"), on_space=lambda: self.calls.append("room")
         )
 
     def take(self) -> Any:
