@@ -14,9 +14,9 @@ A fact that was committed goes to the socket of a follower in these steps:
    not fit. With TLS it is the transport's own `write`.
 
 A sender is made when a follower connects: `PublisherFactory` (`transports/tcp.py`) calls `Publisher.attach`,
-and `ServedFollower.dialect_known` (`follower.py`) calls `make_sender` once it knows the follower's release. A
-follower that is behind, or whose transport is full, is not served by step 3, but by the loop of `Sender`
-(`sender.py`), which reads from the ring or from the log on disk, and writes by steps 4 and 5.
+and `ServedFollower.dialect_known` (`follower.py`) calls `make_sender` once it knows the follower's release.
+For a follower that is behind, step 3 calls the loop of `Sender` (`sender.py`) instead, which reads from the
+ring or from the log on disk, and writes by steps 4 and 5. While its transport is full, the loop stands still.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
