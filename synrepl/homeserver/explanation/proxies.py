@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+from synrepl.homeserver.explanation.hidden_names import HOST, with_placeholders
 from synrepl.wire.text import printable
 
 _UPSTREAM: Final = re.compile(
@@ -68,6 +69,14 @@ _ON_THE_WAY: Final = (
         (
             "see whether the container of that name runs, and is in the same network as the proxy (docker"
             " network inspect); nginx looks names up at its start: reload it afterwards"
+        ),
+    ),
+    (
+        r"dial tcp: lookup [^\"]{1,300}i/o timeout",
+        "A proxy asked for the address of {}, and the name server did not answer in time.",
+        (
+            "see which name server the proxy's container uses (/etc/resolv.conf), and whether it answers:"
+            " nslookup NAME there"
         ),
     ),
     (
@@ -144,9 +153,10 @@ _ON_THE_WAY: Final = (
         ),
         "A connection to {}, to which a proxy passes requests, could not be made: no answer came from there.",
         (
-            "see whether both are in one network (in Docker: the container may be in several, and the proxy"
-            " takes the address of another: traefik.docker.network names it), and whether a firewall is"
-            " between"
+            "put both in one network (in Docker the container may be in several, of which the proxy takes the"
+            " address of another: the label traefik.docker.network, or providers.docker.network, names the"
+            " one to take), and see whether a firewall is between. To try it, from the proxy's container:"
+            " wget -qO- http://ADDRESS:PORT/health"
         ),
     ),
     (
@@ -261,18 +271,24 @@ def told_of_state(text: str) -> tuple[list[str], list[str], bool] | None:
 
 def told_of_proxy(text: str) -> tuple[list[str], list[str]] | None:
     """Return what is said of a request that a proxy could not pass on, and what to do; None if it is none."""
+    text = with_placeholders(text)
     told = next((one for one in _ON_THE_WAY if re.search(one[0], text, re.ASCII)), None)
     if told is None:
         return None
     found = _UPSTREAM.search(text)
     where = printable(found[found.lastgroup or 0].rstrip(":.")) if found else "the process"
+    hidden = [_HIDDEN] if where.partition(":")[0] == HOST else []
     if where.endswith(":8448"):
-        return [_FROM_OUTSIDE.format(where)], [_TO_8448]
+        return [_FROM_OUTSIDE.format(where), *hidden], [_TO_8448]
     words = told[1].format(where)
+    words = f"{words[0].upper()}{words[1:]}"
     if told[0] == _LATE:
-        return [f"{words[0].upper()}{words[1:]}"], _late(text, told[2])
+        return [words, *hidden], _late(text, told[2])
     advice = [told[2], *([_LOOPBACK] if where.startswith("[::1]") and told[2] == _SEE_ADDRESS else [])]
-    return [f"{words[0].upper()}{words[1:]}"], advice
+    return [words, *hidden], advice
+
+
+_HIDDEN: Final = f"{HOST} is the address that was hidden in the line."
 
 
 def _late(text: str, otherwise: str) -> list[str]:
