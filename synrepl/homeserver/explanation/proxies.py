@@ -16,7 +16,7 @@ _UPSTREAM: Final = re.compile(
     r"|(?:^|[\s\"])(?P<named>[\w.-]{1,200})\"? could not be resolved"
     r'|host not found in upstream "(?P<unfound>[^"]{1,200})|attempt to connect to (?P<tried>\S{1,200})'
     r"|(?:remote server|returned by|connection to backend:?) (?P<asked>[\w.:\[\]-]{1,200})"
-    r'|address for the container \\?"/?(?P<container>[\w.-]{1,100})'
+    r"|for (?:the )?container \\?['\"]/?(?P<container>[\w.-]{1,100})"
     r"|read tcp [^\s>]{1,100}->(?P<read>[^\s\"]{1,100}?): ",
     re.ASCII,
 )
@@ -85,6 +85,15 @@ _ON_THE_WAY: Final = (
         (
             "have both in one network; if the container is in several, the label traefik.docker.network names"
             " the one to take. A container that has just stopped is found so too"
+        ),
+    ),
+    (
+        r"Could not find network named",
+        "Traefik is to take {}'s address in a network in which it is not: it takes one in another.",
+        (
+            "write the network's whole name, as docker network ls shows it (with the project before it,"
+            " PROJECT_web), into traefik.docker.network or providers.docker.network, and have both in it: the"
+            " address in another is one that Traefik may not reach (504)"
         ),
     ),
     (
@@ -173,6 +182,14 @@ _ON_THE_WAY: Final = (
         ),
     ),
     (
+        r"invalid chunked response|duplicate header line",
+        "The answer of {} is no valid HTTP to nginx, which breaks it off: the client gets it cut, or a 502.",
+        (
+            "see the log of that process at that time, whether another proxy stands between, which changes"
+            " answers. Always for all requests: the port is that of another protocol"
+        ),
+    ),
+    (
         r"too big header|invalid header|no valid HTTP",
         "The answer of {} begins in a way that the proxy does not take.",
         "raise proxy_buffer_size; if the header is invalid: the port is that of another protocol, or of TLS",
@@ -202,7 +219,8 @@ _TO_8448: Final = (
 """What is said of the port of federation, seen from outside."""
 
 _STATE: Final = re.compile(
-    r" (?P<server>[\w.~-]{1,100}/(?:[\w.-]{1,100}|<NOSRV>)) (?:-?\d{1,9}/){4}\+?-?\d{1,9} -?\d{1,3} "
+    r" (?P<server>[\w.~-]{1,100}/(?:[\w.-]{1,100}|<NOSRV>)) (?:-?\d{1,9}/){4}\+?-?\d{1,9}"
+    r" (?P<status>-?\d{1,3}) "
     r"\+?\d{1,12} \S{1,200} \S{1,200} (?P<state>[A-Za-z-]{2})[A-Za-z-]{2} ",
     re.ASCII,
 )
@@ -234,12 +252,33 @@ _STATES: Final = (
         f"{_SEE_LOG}: it was restarted or killed",
     ),
     (
+        "R.",
+        "HAProxy had no memory, socket or port left for a connection to {}.",
+        "look at maxconn, ulimit -n and ip_local_port_range where HAProxy runs",
+    ),
+    (
+        "PC",
+        "HAProxy was at its own limit of sockets, and did not connect to {}.",
+        "raise maxconn and ulimit -n of HAProxy: each /sync holds two sockets",
+    ),
+    (
+        "P[HD]",
+        "HAProxy did not pass on the answer of {}: no valid HTTP, or forbidden by a rule (http-response).",
+        "show errors at HAProxy's stats socket shows what was not valid; else look at its rules",
+    ),
+    (
         "P.",
-        "HAProxy itself refused the request, by a rule or a limit of its configuration.",
-        "look at its rules",
+        "HAProxy itself refused the request, and asked no process: {}.",
+        (
+            "400: show errors at HAProxy's stats socket shows what was not valid (a scanner, or TLS at a port"
+            " without it). 403: look at its rules (http-request deny)"
+        ),
     ),
 )
 """How a request ended, by HAProxy's first two letters, and what to do."""
+
+_REFUSED: Final = {"400": "the request is no valid HTTP (400)", "403": "a rule forbids it (403)"}
+"""Why HAProxy refuses a request, by the status of its answer."""
 
 _LEFT: Final = re.compile("[Cc][A-Z]")
 
@@ -253,13 +292,22 @@ def told_of_state(text: str) -> tuple[list[str], list[str], bool] | None:
     if found is None:
         return None
     server = printable(found["server"])
-    if "<NOSRV>" in server:
+    if found["state"].startswith("P") and found["state"] not in ("PC", "PH", "PD"):
+        why = _REFUSED.get(found["status"], "by a rule, or a limit of its configuration")
+        *_, (_, words, step) = _STATES
+        return [words.format(why)], [step], False
+    if "<NOSRV>" in server and not _LEFT.match(found["state"]):
         words = f"HAProxy has no server for it: all of {server.partition('/')[0]} are down, or no rule fits."
         return (
             [words],
             ["its lines before tell which server is DOWN, and why; else see where the path is sent"],
             False,
         )
+    if found["state"] in ("CR", "cR"):
+        words = (
+            "Who connected did not send a whole request: checks, scanners and browsers that connect ahead do."
+        )
+        return [words], [], True
     if _LEFT.match(found["state"]):
         return ["Who asked went away before the answer was there, or whole: common for a /sync."], [], True
     told = next((one for one in _STATES if re.fullmatch(one[0], found["state"])), None)
