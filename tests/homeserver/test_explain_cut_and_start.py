@@ -386,3 +386,35 @@ def test_no_fault_is_told_of_a_file_in_which_much_else_fails() -> None:
     cut = 'Traceback (most recent call last):\n  File "/x/synapse/handlers/sync.py", line 353, in a\n    b(\n'
 
     assert "is missing has" not in str(explain(cut))
+
+
+@pytest.mark.parametrize(
+    ("files", "said", "step"),
+    [
+        (
+            ("handlers/sync.py", "storage/databases/main/events_worker.py"),
+            "Events were being",
+            "Could not find",
+        ),
+        (
+            ("storage/data_stores/main/events_worker.py",),
+            "Events were being looked up",
+            "Could not find event",
+        ),
+        (
+            ("storage/databases/main/events_worker.py", "storage/database.py"),
+            "A statement to the database",
+            "PostgreSQL's log",
+        ),
+        (("rest/client/sync.py", "handlers/sync.py"), "An answer to a /sync", "one user alone"),
+        (("handlers/federation_event.py", "handlers/federation.py"), "other homeservers", "one room alone"),
+    ],
+)
+def test_what_was_being_done_is_told_where_a_traceback_of_busy_files_is_cut_off(
+    files: tuple[str, ...], said: str, step: str
+) -> None:
+    frames = "".join(f'  File "/usr/lib/synapse/{one}", line 3, in it\n    await it(\n' for one in files)
+    [passage] = explain(f"Traceback (most recent call last):\n{frames}").passages
+
+    assert any(said in one for one in passage.words)
+    assert step in passage.advice[0]

@@ -584,13 +584,51 @@ _CONTEXT: Final = "2022-07-22 15:42:54,886 - synapse.logging.context - 81 - WARN
             "synapse.storage._base - 355 - WARNING -  - Starting db connection from sentinel context: metrics"
             " will be lost"
         ),
+        "synapse.storage.database - 9 - WARNING - GET-1 - Starting db txn 'x' from sentinel context",
+        f"{_CONTEXT}Re-starting already-active log context PUT-9253",
+        (
+            "synapse.metrics.background_process_metrics - 9 - WARNING - x-1 - Background process re-entered"
+            " without a proc: x-1"
+        ),
     ],
 )
 def test_what_synapse_says_of_its_own_accounting_is_normal(lines: str) -> None:
     explanation = explain(lines)
 
-    assert [("context_restarted", "normal")] == [(one.kind, one.severity) for one in explanation.passages]
+    [passage] = explanation.passages
+    assert (passage.kind, passage.severity) == ("context_restarted", "normal")
+    assert "log context" in passage.words[0]
+    assert any("nothing to configure" in one for one in (*passage.words, *passage.advice))
     assert explanation.unrecognized == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        # matrix-org/synapse#7202
+        ("Re-starting finished log context replication-RDATA-events-751607", "before 1.13"),
+        ("Re-starting finished log context PUT-9253", "(1.77)"),
+        # The connection to Redis was lost (matrix-org/synapse#10984).
+        ("Expected logging context replication_command_handler was lost", "before 1.46"),
+        (
+            "Starting db txn 'get_completed_ui_auth_stages' from sentinel context",
+            "from 1.13 on, mended in 1.16",
+        ),
+    ],
+)
+def test_faults_of_the_accounting_have_their_releases(text: str, said: str) -> None:
+    [passage] = explain(f"{_CONTEXT}{text}").passages
+
+    assert (passage.kind, passage.severity) == ("context_restarted", "normal")
+    assert said in passage.words[0]
+    assert any("harmless" in one for one in passage.advice)
+
+
+def test_a_warning_of_the_accounting_that_is_not_known_is_told_by_its_module() -> None:
+    explanation = explain(f"{_CONTEXT}Calling that of a context that does not run")
+
+    assert explanation.passages == []
+    assert any("harmless to the data" in about for about in explanation.areas.values())
 
 
 _SYNC: Final = (

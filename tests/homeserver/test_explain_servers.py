@@ -329,3 +329,68 @@ def test_a_vacuum_that_removes_everything_is_normal() -> None:
     [passage] = explain("tuples: 5 removed, 200216 remain, 0 are dead but not yet removable").passages
 
     assert ("db_dead_rows", "normal") == (passage.kind, passage.severity)
+
+
+@pytest.mark.parametrize(
+    ("server", "status", "state", "asked", "severity", "said"),
+    [
+        # No server was asked, which tells nothing of those behind it.
+        ("<NOSRV>", 400, "PR", "<BADREQ>", "look", "the request is no valid HTTP (400)"),
+        ("<NOSRV>", 403, "PR", "GET /_synapse/admin/v1/users HTTP/1.1", "look", "a rule forbids it (403)"),
+        ("<NOSRV>", 503, "SC", "GET /_matrix/client/v3/sync HTTP/1.1", "look", "all of hs are down"),
+        ("<NOSRV>", 408, "cR", "<BADREQ>", "normal", "did not send a whole request"),
+        ("w1", 502, "PH", "GET /_matrix/client/v3/sync HTTP/1.1", "look", "the answer of hs/w1"),
+        ("w1", 503, "PC", "GET /_matrix/client/v3/sync HTTP/1.1", "look", "limit of sockets"),
+        (
+            "w1",
+            503,
+            "RC",
+            "GET /_matrix/client/v3/sync HTTP/1.1",
+            "look",
+            "port left for a connection to hs/w1",
+        ),
+    ],
+)
+def test_what_haproxy_refuses_is_not_of_the_servers_behind_it(
+    server: str, status: int, state: str, asked: str, severity: str, said: str
+) -> None:
+    [passage] = explain(
+        f"haproxy[1]: 10.0.0.1:1234 [01/Jan/2023:10:00:00.000] https~ hs/{server} 0/-1/-1/-1/3 {status} 217"
+        f' - - {state}-- 1/1/0/0/3 0/0 "{asked}"'
+    ).passages
+
+    assert (passage.kind, passage.severity) == ("proxy_request", severity)
+    assert said in passage.words[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "said"),
+    [
+        (
+            "proxy_upstream",
+            (
+                "upstream sent invalid chunked response while reading upstream, client: 1.2.3.4, server: m,"
+                ' request: "GET /x HTTP/2.0", upstream: "http://127.0.0.1:8083/x", host: "m"'
+            ),
+            "The answer of 127.0.0.1:8083 is no valid HTTP",
+        ),
+        (
+            "proxy_upstream",
+            (
+                'time="2023-01-01T00:00:00Z" level=warning msg="Could not find network named'
+                " 'web' for container '/synapse'! Maybe you're missing the project's prefix in the label?"
+                " Defaulting to first"
+                ' available network."'
+            ),
+            "Traefik is to take synapse's address",
+        ),
+        ("proxy_traefik", 'level=error msg="unable to find service hs@docker" routerName=hs', "not use that"),
+        ("proxy_traefik", 'level=error msg="entryPoint \\"https\\" doesn\'t exist"', "an entry point"),
+        ("proxy_traefik", 'level=error msg="service \\"hs\\" error: port is missing"', "a port"),
+    ],
+)
+def test_lines_of_nginx_and_traefik_are_told(key: str, text: str, said: str) -> None:
+    [passage] = explain((NGINX if text.startswith("upstream") else "") + text).passages
+
+    assert passage.kind == key
+    assert said in passage.words[0]

@@ -225,4 +225,44 @@ def told_of_cut(frames: Sequence[str]) -> Told | None:
                 " the last file of synapse/config/ in the traceback has the name of the section"
             ),
         )
-    return None
+    return next((told for files, told in _AT_THE_END if frames and frames[-1] in files), None)
+
+
+_AT_THE_END: Final = (
+    (
+        ("synapse/storage/database.py", "synapse/storage/_base.py"),
+        Told(
+            "A statement to the database was running, or about to: it failed, or its connection did.",
+            "see PostgreSQL's log of that moment: an error of the statement is there too, with its text",
+        ),
+    ),
+    (
+        tuple(
+            f"synapse/storage/{folder}main/events_worker.py" for folder in ("databases/", "data_stores/", "")
+        ),
+        Told(
+            "Events were being looked up, in the cache or in the database.",
+            (
+                "see what the line that is missing has: with NotFoundError or Could not find event the"
+                " database lacks that event (as after a purge, or a backup that was loaded); with psycopg2"
+                " PostgreSQL's log of that moment tells more"
+            ),
+        ),
+    ),
+    (
+        ("synapse/handlers/sync.py",),
+        Told(
+            "An answer to a /sync was being put together: the client asks again with the same token, and has"
+            " nothing new until that succeeds.",
+            "see whether it is one user alone, or all: the lines of /sync in the log name them",
+        ),
+    ),
+    (
+        ("synapse/handlers/federation_event.py", "synapse/handlers/federation.py"),
+        Told(
+            "Events of a room that other homeservers are in were being fetched, made, checked or stored.",
+            "see whether it is one room alone, as far as the lines of the log before it name one",
+        ),
+    ),
+)
+"""What was being done where a traceback was cut off, by its last file of Synapse."""

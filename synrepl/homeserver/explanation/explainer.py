@@ -312,7 +312,7 @@ class _Explainer:
         passage = explain_message(
             match, self._writers, reasons, entry.frames, is_cut=entry.is_cut, is_start=entry.is_start
         )
-        if passage is not None and passage.severity != "normal" and fault is not None:
+        if passage is not None and fault is not None and _is_of(fault, passage):
             passage = with_fault(passage, fault)
         if passage is not None and passage.kind == "update_failed":
             passage = with_update(passage, self._update)
@@ -693,6 +693,11 @@ class _UnknownErrors:
             first_time=self._times[0],
             last_time=self._times[1],
         )
+
+
+def _is_of(fault: ReleaseFault, passage: Passage) -> bool:
+    """Whether a fault may be what a message tells of: what is normal is at most of one that is harmless."""
+    return passage.severity != "normal" or fault.severity == "normal"
 
 
 def _fault(entry: PastedEntry) -> ReleaseFault | None:

@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+from synrepl.homeserver.explanation.hidden_names import HOST, with_placeholders
 from synrepl.wire.text import printable
 
 _UPSTREAM: Final = re.compile(
@@ -15,7 +16,7 @@ _UPSTREAM: Final = re.compile(
     r"|(?:^|[\s\"])(?P<named>[\w.-]{1,200})\"? could not be resolved"
     r'|host not found in upstream "(?P<unfound>[^"]{1,200})|attempt to connect to (?P<tried>\S{1,200})'
     r"|(?:remote server|returned by|connection to backend:?) (?P<asked>[\w.:\[\]-]{1,200})"
-    r'|address for the container \\?"/?(?P<container>[\w.-]{1,100})'
+    r"|for (?:the )?container \\?['\"]/?(?P<container>[\w.-]{1,100})"
     r"|read tcp [^\s>]{1,100}->(?P<read>[^\s\"]{1,100}?): ",
     re.ASCII,
 )
@@ -71,11 +72,28 @@ _ON_THE_WAY: Final = (
         ),
     ),
     (
+        r"dial tcp: lookup [^\"]{1,300}i/o timeout",
+        "A proxy asked for the address of {}, and the name server did not answer in time.",
+        (
+            "see which name server the proxy's container uses (/etc/resolv.conf), and whether it answers:"
+            " nslookup NAME there"
+        ),
+    ),
+    (
         r"unable to find the IP address for the container",
         "Traefik finds no address of {} in the network that it uses: it asks it nothing.",
         (
             "have both in one network; if the container is in several, the label traefik.docker.network names"
             " the one to take. A container that has just stopped is found so too"
+        ),
+    ),
+    (
+        r"Could not find network named",
+        "Traefik is to take {}'s address in a network in which it is not: it takes one in another.",
+        (
+            "write the network's whole name, as docker network ls shows it (with the project before it,"
+            " PROJECT_web), into traefik.docker.network or providers.docker.network, and have both in it: the"
+            " address in another is one that Traefik may not reach (504)"
         ),
     ),
     (
@@ -144,9 +162,10 @@ _ON_THE_WAY: Final = (
         ),
         "A connection to {}, to which a proxy passes requests, could not be made: no answer came from there.",
         (
-            "see whether both are in one network (in Docker: the container may be in several, and the proxy"
-            " takes the address of another: traefik.docker.network names it), and whether a firewall is"
-            " between"
+            "put both in one network (in Docker the container may be in several, of which the proxy takes the"
+            " address of another: the label traefik.docker.network, or providers.docker.network, names the"
+            " one to take), and see whether a firewall is between. To try it, from the proxy's container:"
+            " wget -qO- http://ADDRESS:PORT/health"
         ),
     ),
     (
@@ -160,6 +179,14 @@ _ON_THE_WAY: Final = (
             f"it was restarted, killed (memory) or ended the request: {_SEE_LOG}. A few at a restart are"
             " normal; clients ask again. Always for one path: the request itself fails there. Always for all:"
             " that port speaks TLS and the proxy http://, so take the listener with tls: false"
+        ),
+    ),
+    (
+        r"invalid chunked response|duplicate header line",
+        "The answer of {} is no valid HTTP to nginx, which breaks it off: the client gets it cut, or a 502.",
+        (
+            "see the log of that process at that time, whether another proxy stands between, which changes"
+            " answers. Always for all requests: the port is that of another protocol"
         ),
     ),
     (
@@ -192,7 +219,8 @@ _TO_8448: Final = (
 """What is said of the port of federation, seen from outside."""
 
 _STATE: Final = re.compile(
-    r" (?P<server>[\w.~-]{1,100}/(?:[\w.-]{1,100}|<NOSRV>)) (?:-?\d{1,9}/){4}\+?-?\d{1,9} -?\d{1,3} "
+    r" (?P<server>[\w.~-]{1,100}/(?:[\w.-]{1,100}|<NOSRV>)) (?:-?\d{1,9}/){4}\+?-?\d{1,9}"
+    r" (?P<status>-?\d{1,3}) "
     r"\+?\d{1,12} \S{1,200} \S{1,200} (?P<state>[A-Za-z-]{2})[A-Za-z-]{2} ",
     re.ASCII,
 )
@@ -224,12 +252,33 @@ _STATES: Final = (
         f"{_SEE_LOG}: it was restarted or killed",
     ),
     (
+        "R.",
+        "HAProxy had no memory, socket or port left for a connection to {}.",
+        "look at maxconn, ulimit -n and ip_local_port_range where HAProxy runs",
+    ),
+    (
+        "PC",
+        "HAProxy was at its own limit of sockets, and did not connect to {}.",
+        "raise maxconn and ulimit -n of HAProxy: each /sync holds two sockets",
+    ),
+    (
+        "P[HD]",
+        "HAProxy did not pass on the answer of {}: no valid HTTP, or forbidden by a rule (http-response).",
+        "show errors at HAProxy's stats socket shows what was not valid; else look at its rules",
+    ),
+    (
         "P.",
-        "HAProxy itself refused the request, by a rule or a limit of its configuration.",
-        "look at its rules",
+        "HAProxy itself refused the request, and asked no process: {}.",
+        (
+            "400: show errors at HAProxy's stats socket shows what was not valid (a scanner, or TLS at a port"
+            " without it). 403: look at its rules (http-request deny)"
+        ),
     ),
 )
 """How a request ended, by HAProxy's first two letters, and what to do."""
+
+_REFUSED: Final = {"400": "the request is no valid HTTP (400)", "403": "a rule forbids it (403)"}
+"""Why HAProxy refuses a request, by the status of its answer."""
 
 _LEFT: Final = re.compile("[Cc][A-Z]")
 
@@ -243,13 +292,22 @@ def told_of_state(text: str) -> tuple[list[str], list[str], bool] | None:
     if found is None:
         return None
     server = printable(found["server"])
-    if "<NOSRV>" in server:
+    if found["state"].startswith("P") and found["state"] not in ("PC", "PH", "PD"):
+        why = _REFUSED.get(found["status"], "by a rule, or a limit of its configuration")
+        *_, (_, words, step) = _STATES
+        return [words.format(why)], [step], False
+    if "<NOSRV>" in server and not _LEFT.match(found["state"]):
         words = f"HAProxy has no server for it: all of {server.partition('/')[0]} are down, or no rule fits."
         return (
             [words],
             ["its lines before tell which server is DOWN, and why; else see where the path is sent"],
             False,
         )
+    if found["state"] in ("CR", "cR"):
+        words = (
+            "Who connected did not send a whole request: checks, scanners and browsers that connect ahead do."
+        )
+        return [words], [], True
     if _LEFT.match(found["state"]):
         return ["Who asked went away before the answer was there, or whole: common for a /sync."], [], True
     told = next((one for one in _STATES if re.fullmatch(one[0], found["state"])), None)
@@ -261,18 +319,24 @@ def told_of_state(text: str) -> tuple[list[str], list[str], bool] | None:
 
 def told_of_proxy(text: str) -> tuple[list[str], list[str]] | None:
     """Return what is said of a request that a proxy could not pass on, and what to do; None if it is none."""
+    text = with_placeholders(text)
     told = next((one for one in _ON_THE_WAY if re.search(one[0], text, re.ASCII)), None)
     if told is None:
         return None
     found = _UPSTREAM.search(text)
     where = printable(found[found.lastgroup or 0].rstrip(":.")) if found else "the process"
+    hidden = [_HIDDEN] if where.partition(":")[0] == HOST else []
     if where.endswith(":8448"):
-        return [_FROM_OUTSIDE.format(where)], [_TO_8448]
+        return [_FROM_OUTSIDE.format(where), *hidden], [_TO_8448]
     words = told[1].format(where)
+    words = f"{words[0].upper()}{words[1:]}"
     if told[0] == _LATE:
-        return [f"{words[0].upper()}{words[1:]}"], _late(text, told[2])
+        return [words, *hidden], _late(text, told[2])
     advice = [told[2], *([_LOOPBACK] if where.startswith("[::1]") and told[2] == _SEE_ADDRESS else [])]
-    return [f"{words[0].upper()}{words[1:]}"], advice
+    return [words, *hidden], advice
+
+
+_HIDDEN: Final = f"{HOST} is the address that was hidden in the line."
 
 
 def _late(text: str, otherwise: str) -> list[str]:

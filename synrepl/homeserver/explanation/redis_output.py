@@ -93,7 +93,7 @@ class _Clients(RedisPrinted):
 
 
 _COMMAND: Final = re.compile(
-    r"(?:\A|\s)\d{9,11}\.\d{6} \[\d{1,5} (?P<client>[^\]]{1,200})\]"
+    r"(?:\A|\s)\d{9,11}\.\d{6} \[\d{1,5} (?P<client>(?:\[[^\]]{1,100}\])?[^\]]{1,200})\]"
     r" \"(?P<name>\w{1,40})\"(?P<rest>(?: \".*)?)\Z",
     re.ASCII,
 )

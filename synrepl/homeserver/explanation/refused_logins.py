@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+from synrepl.homeserver.explanation.hidden_names import is_hidden
 from synrepl.wire.text import printable
 
 _SETTINGS: Final = "database: args in homeserver.yaml"
@@ -73,7 +74,10 @@ def told_of_login(text: str) -> tuple[list[str], list[str]] | None:
     for pattern, told, step in _REFUSALS:
         if (found := re.search(pattern, text, re.ASCII)) is None:
             continue
-        values = {name: printable(value) for name, value in found.groupdict("").items()}
+        values = {
+            name: name.upper() if is_hidden(value) else printable(value)
+            for name, value in found.groupdict("").items()
+        }
         host = values.get("host", "")
         values["bits"] = "128" if ":" in host else "32"
         more = [_LOOPBACK] if host == "::1" else []
