@@ -209,3 +209,16 @@ def test_a_login_that_a_pooler_refused_is_told_as_its_own(text: str) -> None:
     assert (passage.kind, passage.severity) == ("db_pooler_auth", "error")
     assert "userlist.txt" in passage.advice[0]
     assert "auth_query" in passage.advice[0]
+
+
+def test_a_file_of_pgbouncer_is_told_where_it_is_read() -> None:
+    passage = told("; a comment\n[databases]\nsynapse = host=db\n\n[pgbouncer]\npool_mode = session\n")
+
+    assert passage.kind == "db_pooler_file"
+    assert (
+        "synrepl inspect --files --homeserver homeserver.yaml --homeserver pgbouncer.ini" in passage.advice[0]
+    )
+
+
+def test_a_line_of_a_container_named_pgbouncer_is_no_file_of_it() -> None:
+    assert explain("[pgbouncer] something that is not known").passages == []

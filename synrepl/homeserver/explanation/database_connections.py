@@ -25,8 +25,8 @@ def _cause(words: str, means: str, *do: str) -> _Cause:
 
 
 _SYSTEM: Final = (
-    r"(?:SSL SYSCALL error|could not (?:receive data from|send data to) (?:the )?server|consuming input failed"
-    r"|sending (?:query|data) failed): "
+    r"(?:SSL SYSCALL error|could not (?:receive data from|send data to) (?:the )?server"
+    r"|consuming input failed|sending (?:query|data) failed): "
 )
 """What libpq and psycopg write before the system's own words."""
 
@@ -69,14 +69,14 @@ _LOST: Final = (
     _cause(
         rf"{_SYSTEM}(?:EOF detected|Success|Undefined error: 0)",
         (
-            "The other end closed a connection to PostgreSQL without a word of why: PostgreSQL was stopped, or"
-            " its process crashed or was killed, or a pooler, proxy or load balancer between closed it, as"
+            "The other end closed a connection to PostgreSQL without a word of why: PostgreSQL was stopped,"
+            " or its process crashed or was killed, or a pooler, proxy or load balancer between closed it, as"
             f" for idle time. {_AGAIN}"
         ),
         (
             "look at PostgreSQL's log of that time: a restart is normal, a crash (signal 9: the system had no"
-            " memory left, signal 11) is not. If nothing is there: look at the pooler's or proxy's log, and at"
-            " its limit of idle time"
+            " memory left, signal 11) is not. If nothing is there: look at the pooler's or proxy's log, and"
+            " at its limit of idle time"
         ),
     ),
     _cause(
@@ -104,8 +104,8 @@ _LOST: Final = (
     _cause(
         rf"{_SYSTEM}Bad file descriptor",
         (
-            "The connection was closed in this process itself, while it was in use: two processes share it, as"
-            " after a fork once it was made, or two threads do, and one of them closed it. The network and"
+            "The connection was closed in this process itself, while it was in use: two processes share it,"
+            " as after a fork once it was made, or two threads do, and one of them closed it. The network and"
             " PostgreSQL have no part in it."
         ),
         (
@@ -119,8 +119,8 @@ _UNREACHED: Final = (
     _cause(
         r"Connection refused",
         (
-            "PostgreSQL was not reached: the machine answers, but nothing listens at that address and port, or"
-            " a firewall refuses it."
+            "PostgreSQL was not reached: the machine answers, but nothing listens at that address and port,"
+            " or a firewall refuses it."
         ),
         (
             "see whether PostgreSQL (or the pooler there) runs, and listens at the host and port of database:"
@@ -136,8 +136,8 @@ _UNREACHED: Final = (
             " not started would refuse at once."
         ),
         (
-            "try the way from where the process runs: nc -vz HOST 5432. Look at the firewall or security group"
-            " between, and at host and port of database: args in homeserver.yaml"
+            "try the way from where the process runs: nc -vz HOST 5432. Look at the firewall or security"
+            " group between, and at host and port of database: args in homeserver.yaml"
         ),
     ),
     _cause(
@@ -206,8 +206,10 @@ def _parameter(match: Match, writers: Writers) -> Passage | None:
         return None
     name = printable(found["name"])
     words = [
-        f"PgBouncer refuses the connection: whoever connects asks for {name} at once, and PgBouncer passes on"
-        " only the settings that it keeps track of. PostgreSQL was not asked."
+        (
+            f"PgBouncer refuses the connection: whoever connects asks for {name} at once, and PgBouncer"
+            " passes on only the settings that it keeps track of. PostgreSQL was not asked."
+        )
     ]
     where = "database: args in homeserver.yaml, or the environment of the process (PGOPTIONS)"
     if found["inner"]:
@@ -231,9 +233,17 @@ def _parameter(match: Match, writers: Writers) -> Passage | None:
     return passage_of(match, words, advice, [])
 
 
+def _pooler_file(match: Match, writers: Writers) -> Passage | None:
+    """Explain the head of PgBouncer's section, which stands alone; a container may be named so too."""
+    if match.text.strip() != "[pgbouncer]":
+        return None
+    return passage_of(match, [match.message.means], [match.message.do], [])
+
+
 DETAILS: Final[Mapping[str, Detail]] = {
     "db_lost": _lost,
     "db_unreachable": _unreached,
     "db_pooler_parameter": _parameter,
+    "db_pooler_file": _pooler_file,
 }
 """What explains messages by their values, by the key of the message."""

@@ -45,7 +45,7 @@ def _remote_error(match: Match, writers: Writers) -> Passage | None:
     return passage_of(match, [match.message.means, *inner.words], inner.advice, [])
 
 
-NOT_BY_DATA: Final = frozenset(("unknown_stream_position", "request", "proxy_request"))
+NOT_BY_DATA: Final = frozenset(("unknown_stream_position", "request", "proxy_request", "db_pooler_file"))
 """Messages of which only some values tell something."""
 
 DETAILS: Final[Mapping[str, Detail]] = {

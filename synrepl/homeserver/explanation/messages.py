@@ -48,7 +48,7 @@ CUT: Final = 20
 """A form with so many letters before its only place is recognized if it was cut off in that place."""
 
 ADDRESSED: Final = "db_unreachable"
-"""The message of a database's address and what came of it, which may be an answer with a meaning of its own."""
+"""The message of a database's address and what came of it, which may be an answer with its own meaning."""
 
 _FAMILIES: Final = (
     ("synapse.federation.transport.server", "synapse.federation.transport.server._base"),
