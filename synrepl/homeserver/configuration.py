@@ -261,6 +261,11 @@ def read_homeserver(
     them is read too.
     """
     rest, poolers = take_poolers([*paths, *workers])
+    if poolers and not rest:
+        raise ConfigError(
+            f"{poolers[0].file} is a file of PgBouncer, and says nothing of a homeserver: give it beside its"
+            f" files: --homeserver homeserver.yaml --homeserver {poolers[0].file}"
+        )
     paths = [path for path in paths if path in rest] or paths
     workers = [path for path in workers if path in rest]
     merged = merge_files(paths, KEYS, workers, takes_part=takes_part)

@@ -187,7 +187,7 @@ REDIS = "1:{} 02 Nov 2026 10:00:00.000 {} "
         (
             "C",
             "Failed opening the RDB file crontab (in server root dir /etc)",
-            "redis_save_failed",
+            "redis_broken_into",
             "crontab",
         ),
         ("M", "Out Of Memory allocating 64 bytes!", "redis_memory", "maxmemory"),

@@ -63,7 +63,7 @@ HEADERS: Final = [
 ]
 RAISED: Final = ["", "{error}: ", "synapse.config._base.{error}: ", "    {error}: "]
 
-TOLD_BY_VALUES: Final = frozenset(("request", "proxy_request"))
+TOLD_BY_VALUES: Final = frozenset(("request", "proxy_request", "db_pooler_file"))
 """Messages of which only some values tell something."""
 
 REDIS_HEADERS: Final = (

@@ -214,3 +214,32 @@ def test_a_table_of_synapse_is_none_of_the_server() -> None:
     ]
 
     assert "application_services_state" == passage.text
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (
+            " public | state_groups_state | table | synapse | permanent | heap | 77 GB |\n"
+            " public | events | table | synapse | permanent | heap | 9123 MB |\n"
+        ),
+        " public | events | table | a | 9123 MB | \n public | state_groups_state | table | a | 77 GB | \n",
+        "state_groups_state | 77 GB\nevents | 9123 MB\n",
+        "public.state_groups_state | 70 GB | 77 GB\npublic.events | 9000 MB | 9123 MB\n",
+    ],
+)
+def test_rows_of_sizes_are_read_without_their_head(rows: str) -> None:
+    """matrix-org/synapse#7156."""
+    found = explain(rows)
+    [passage] = found.passages
+
+    assert passage.words[0].startswith("Sizes of tables; the largest: state_groups_state")
+    assert found.unrecognized == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a line | 12 | of something\nanother line | 13 | of something\n", "cpu | 5 GB\n", "x | y\nz | 5 GB\n"],
+)
+def test_other_rows_without_a_head_are_no_sizes(text: str) -> None:
+    assert explain(text).passages == []

@@ -121,6 +121,19 @@ def test_a_file_that_is_none_of_pgbouncer(tmp_path: Path) -> None:
     assert (WRONG, True) == (result.exit_code, "it is no INI" in result.output)
 
 
+def test_a_file_of_pgbouncer_alone_is_told_what_it_goes_with(tmp_path: Path) -> None:
+    """It says nothing of a homeserver, and is read beside the homeserver's files."""
+    from click.testing import CliRunner
+
+    from synrepl.cli import main
+
+    path = ini(tmp_path / "pgbouncer.ini")
+    result = CliRunner().invoke(main, ["inspect", "--files", "--homeserver", str(path)])
+    assert result.exit_code == WRONG
+    assert "is a file of PgBouncer" in result.output
+    assert f"--homeserver homeserver.yaml --homeserver {path}" in result.output
+
+
 @pytest.mark.parametrize(
     ("databases", "more", "cp_max", "said"),
     [

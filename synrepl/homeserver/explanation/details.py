@@ -13,9 +13,11 @@ from synrepl.homeserver.explanation import (
     background_tasks,
     configuration,
     database,
+    database_connections,
     federation,
     misrouted_requests,
     protocol_errors,
+    redis_server,
     sent_requests,
     sequences,
     served_requests,
@@ -44,7 +46,7 @@ def _remote_error(match: Match, writers: Writers) -> Passage | None:
     return passage_of(match, [match.message.means, *inner.words], inner.advice, [])
 
 
-NOT_BY_DATA: Final = frozenset(("unknown_stream_position", "request", "proxy_request"))
+NOT_BY_DATA: Final = frozenset(("unknown_stream_position", "request", "proxy_request", "db_pooler_file"))
 """Messages of which only some values tell something."""
 
 DETAILS: Final[Mapping[str, Detail]] = {
@@ -53,9 +55,11 @@ DETAILS: Final[Mapping[str, Detail]] = {
     **background_tasks.DETAILS,
     **configuration.DETAILS,
     **database.DETAILS,
+    **database_connections.DETAILS,
     **federation.DETAILS,
     **misrouted_requests.DETAILS,
     **protocol_errors.DETAILS,
+    **redis_server.DETAILS,
     **sent_requests.DETAILS,
     **sequences.DETAILS,
     **served_requests.DETAILS,

@@ -47,8 +47,9 @@ _CONTINUED: Final = re.compile(
     r"|<\w{1,40}Request at|expected <block end>|could not find expected"
     r"|Process \d+ waits for \w+"
     r"|Is the server running|TCP/IP connections on port"
+    r"|connection to server (?:at|on) |could not connect to server: "
 )
-"""Lines that continue an entry: details of an error of PostgreSQL, or a request."""
+"""Lines that continue an entry: details of an error of PostgreSQL, a request, or the next address tried."""
 _END_OF_START: Final = re.compile(r"There may be more information in the logs", re.ASCII)
 """What Synapse prints below the reason why it does not start, before the edge of the banner."""
 

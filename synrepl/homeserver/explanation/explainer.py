@@ -45,6 +45,7 @@ from synrepl.homeserver.explanation.psql import (
     progress_sentence,
 )
 from synrepl.homeserver.explanation.redis_output import RedisOutput
+from synrepl.homeserver.explanation.redis_server import BROKEN_INTO
 from synrepl.homeserver.explanation.results import (
     MAX_NUMBERS,
     NOTHING_KNOWN,
@@ -619,8 +620,10 @@ def _with_end(passages: list[Passage]) -> list[Passage]:
 
 
 def _rank(passage: Passage) -> float:
-    """How far below a passage is told: a traceback without its end says less than what is known."""
+    """How far below a passage is told: one of a break-in first; a traceback without its end says less."""
     rank = SEVERITIES.index(passage.severity)
+    if passage.kind == BROKEN_INTO:
+        return rank - 0.5
     is_cut = passage.kind == "traceback" and passage.text == CUT_TRACEBACK
     return SEVERITIES.index("look") + 0.5 if is_cut else rank
 

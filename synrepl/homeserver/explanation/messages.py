@@ -47,6 +47,9 @@ TELLING: Final = 8
 CUT: Final = 20
 """A form with so many letters before its only place is recognized if it was cut off in that place."""
 
+ADDRESSED: Final = "db_unreachable"
+"""The message of a database's address and what came of it, which may be an answer with its own meaning."""
+
 _FAMILIES: Final = (
     ("synapse.federation.transport.server", "synapse.federation.transport.server._base"),
     ("synapse.app.", "synapse.app.generic_worker"),
@@ -273,6 +276,11 @@ class _Patterns:
             if one.is_raised and one.weight >= (DISTINCT if one.message.logger else TELLING)
         ]
         self.all = found
+        self.of_database = [
+            one
+            for one in self.anywhere
+            if one.message.key.startswith(("db_", "pg_")) and one.message.key != ADDRESSED
+        ]
         # A password that is refused is in Redis' own log that of its master.
         self.of_redis = [
             one
@@ -352,7 +360,11 @@ def find_cut(logged: LoggedText) -> Match | None:
 
 def find_reason(text: str) -> Match | None:
     """Return the exception, or the words of PostgreSQL, Redis or the system, that a text has in it."""
-    return _find_anywhere(text, _patterns().anywhere)
+    found = _find_anywhere(text, _patterns().anywhere)
+    if found is None or found.message.key != ADDRESSED:
+        return found
+    # What the server said decides, and not the address before it.
+    return _find_anywhere(found.text, _patterns().of_database) or found
 
 
 def _find_anywhere(text: str, patterns: "list[_Pattern]") -> Match | None:

@@ -68,6 +68,8 @@ class PsqlOutput(msgspec.Struct):
         if _RECORD.fullmatch(header[:2000]) is not None:
             table = cls([], [[]], lines=1, is_expanded=True)
             return table if table.takes(rule) else None
+        if columns := _columns_of_sizes(header[:2000], rule[:2000]):
+            return cls(columns, [_cells(header[:2000]), _cells(rule[:2000])])
         if ("--" not in rule and "──" not in rule) or _RULE.fullmatch(rule[:2000]) is None:
             return None
         columns = _cells(header[:2000])
@@ -115,6 +117,27 @@ class PsqlOutput(msgspec.Struct):
             self.rows[-1] = []
         self.lines += 1
         return True
+
+
+_BYTES: Final = re.compile(r"\d{1,9}(?:\.\d{1,6})? ?(?:bytes|[kMGT]B)", re.ASCII)
+_TABLE: Final = re.compile(r"(?:[a-z]\w{1,62}\.)?[a-z_]\w{2,62}", re.ASCII)
+_KINDS: Final = ("table", "partitioned table", "index", "sequence")
+"""What ``\\dt+`` and ``\\di+`` have in the third column."""
+
+
+def _columns_of_sizes(first: str, second: str) -> list[str]:
+    """Return the columns of two rows with the sizes of tables, pasted without their head; none for others."""
+    if "B" not in first and "bytes" not in first:
+        return []
+    rows = [_cells(first), _cells(second)]
+    sized = [{at for at, cell in enumerate(row) if _BYTES.fullmatch(cell)} for row in rows]
+    if len(rows[0]) != len(rows[1]) or not sized[0] or sized[0] != sized[1]:
+        return []
+    place = 1 if len(rows[0]) > 3 and all(row[2] in _KINDS for row in rows) else 0
+    if not all(_TABLE.fullmatch(row[place]) for row in rows):
+        return []
+    names = {place: "name", max(sized[0]): "size"}
+    return [names.get(at, f"column{at}") for at in range(len(rows[0]))]
 
 
 def _cells(line: str) -> list[str]:

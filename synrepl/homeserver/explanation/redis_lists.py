@@ -6,6 +6,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from synrepl.homeserver.explanation.redis_info import OF_ROLE
 from synrepl.homeserver.explanation.redis_printed import MAX_KEPT, MAX_SHOWN, OF_SYNAPSE, RedisPrinted
+from synrepl.homeserver.explanation.redis_server import INTRUSION, OPEN_TO_ALL, is_planted
 from synrepl.homeserver.explanation.results import MAX_NUMBERS, Passage
 from synrepl.html.humanize import listed
 from synrepl.wire.text import printable
@@ -287,6 +288,16 @@ _SETTINGS: Final = {
         "the addresses at which Redis listens: with 127.0.0.1 alone, processes in other containers do not"
         " reach it"
     ),
+    "dir": _Setting(
+        "the folder into which Redis saves its data. Synapse needs nothing of it",
+        INTRUSION,
+        lambda value: is_planted("", value),
+    ),
+    "dbfilename": _Setting(
+        "the name of the file into which Redis saves its data. Synapse needs nothing of it",
+        INTRUSION,
+        lambda value: is_planted(value, ""),
+    ),
     "replica-read-only": _Setting("a replica takes no writes; what is published there reaches it alone"),
     "cluster-enabled": _Setting(
         "with yes it is a node of a Redis Cluster, whose parts a client must know. Synapse's does not",
@@ -319,6 +330,10 @@ class _Config(_Listed):
         ]
         odd = [name for name, value in known.items() if _SETTINGS[name].is_odd(value)]
         advice = [_SETTINGS[name].advice for name in odd if _SETTINGS[name].advice]
+        if planted := [name for name in odd if _SETTINGS[name].advice == INTRUSION]:
+            where = listed([f"{name} is {printable(known[name][:200])}" for name in planted])
+            words.insert(0, f"{OPEN_TO_ALL} The place where it saves its data was changed ({where}).")
+            return self.told(words, list(dict.fromkeys(advice)), "error")
         return self.told(words, advice, "look" if odd else "")
 
 

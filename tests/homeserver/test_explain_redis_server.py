@@ -1,0 +1,151 @@
+"""What a Redis server logs of clients that it cuts off, of copies, and of who broke into it."""
+
+import pytest
+
+from synrepl.homeserver.explanation import Passage, explain
+
+HEAD = "9:M 22 Nov 2026 15:29:23.074 # "
+
+
+def told(text: str) -> Passage:
+    """Return the only passage of a text."""
+    [passage] = explain(text).passages
+    return passage
+
+
+def cut_off(flags: str, sub: int, cmd: str, *, key: str = "id=5 addr") -> str:
+    """Return what Redis logs of a client that does not read."""
+    return (
+        f"Client {key}=10.0.0.3:5501 fd=9 name= age=210 idle=103 flags={flags} db=0 sub={sub} psub=0 multi=-1"
+        f" qbuf=0 qbuf-free=0 obl=0 oll=4102 omem=98005232 events=rw cmd={cmd} scheduled to be closed ASAP"
+        " for overcoming of output buffer limits."
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "sub", "cmd", "means", "do"),
+    [
+        ("S", 0, "sync", "a replica", '"replica 512mb 128mb 60"'),
+        ("M", 0, "psync", "a replica", '"replica 512mb 128mb 60"'),
+        ("P", 1, "subscribe", "a process of Synapse that is too busy", '"pubsub 64mb 16mb 60"'),
+        ("N", 1, "subscribe", "a process of Synapse that is too busy", '"pubsub 64mb 16mb 60"'),
+        ("N", 0, "keys", "asked and did not read", '"normal 0 0 0"'),
+        ("O", 0, "monitor", "MONITOR", '"normal 0 0 0"'),
+    ],
+)
+@pytest.mark.parametrize("head", ["", HEAD])
+def test_a_client_that_was_cut_off_is_told_by_what_it_is(
+    head: str, flags: str, sub: int, cmd: str, means: str, do: str
+) -> None:
+    passage = told(head + cut_off(flags, sub, cmd))
+
+    assert passage.kind == "redis_too_slow"
+    assert means in passage.words[0]
+    assert "98,005,232 bytes" in passage.words[0]
+    assert f"CONFIG SET client-output-buffer-limit {do}" in " | ".join(passage.advice)
+
+
+def test_the_log_of_a_copy_that_is_cut_off_again_and_again_is_summed_up_so() -> None:
+    """redis/redis#2315."""
+    head = "[6027] 22 Jan 04:10:16.688 * "
+    found = explain(
+        f"{head}Slave ask for synchronization\n"
+        f"{head}Starting BGSAVE for SYNC\n"
+        f"{head}Background saving terminated with success\n"
+        f"{head}Synchronization with slave succeeded\n"
+        f"[6027] 22 Jan 04:13:46.009 # {cut_off('S', 0, 'sync', key='addr')}\n"
+    )
+
+    assert "never gets done" in found.summary
+    assert found.unrecognized == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # redis/redis#5592
+        (
+            "Failed opening the RDB file authorized_keys (in server root dir unknown) for saving: No such"
+            " file or directory"
+        ),
+        "Failed opening the RDB file root (in server root dir /var/spool/cron) for saving: Permission denied",
+        "Failed opening the RDB file crontab (in server root dir /etc) for saving: Read-only file system",
+        "Failed opening the RDB file zzh (in server root dir /etc/cron.d) for saving: Permission denied",
+        "Failed opening the RDB file backup.db (in server root dir /tmp) for saving: Permission denied",
+        "Failed opening the RDB file red2.so (in server root dir /data) for saving: Permission denied",
+        (
+            "Error moving temp DB file temp-1.rdb on the final destination shell.php (in server root dir"
+            " /var/www/html): Permission denied"
+        ),
+    ],
+)
+def test_a_file_of_data_that_an_attack_named_is_told_first_as_what_happened(text: str) -> None:
+    found = explain(f"{HEAD}Background saving error\n{HEAD}{text}\n")
+    passage = found.passages[0]
+
+    assert (passage.kind, passage.severity) == ("redis_broken_into", "error")
+    assert "treat the server as broken into" in passage.words[0]
+    assert "treat the server as broken into" in found.summary
+    assert passage.advice[0].startswith("close its port")
+    assert "stop-writes-on-bgsave-error off cures nothing" in passage.words[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Failed opening the RDB file dump.rdb (in server root dir /data) for saving: Permission denied",
+        "Failed opening the RDB file dump.rdb (in server root dir /etc/redis) for saving: Read-only",
+        "Failed opening the temp RDB file temp-12.rdb (in server root dir /data) for saving: Read-only",
+        "Failed opening .rdb for saving: Permission denied",
+    ],
+)
+def test_a_file_of_data_with_its_usual_name_is_no_attack(text: str) -> None:
+    passage = told(HEAD + text)
+
+    assert passage.kind == "redis_save_failed"
+    assert "broken into" not in " ".join([*passage.words, *passage.advice])
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Module 'system' loaded from ./exp.so", "redis_broken_into"),
+        ("Module 'system' loaded from /tmp/x.so", "redis_broken_into"),
+        ("Module ./red2.so failed to load: It does not have execute permissions.", "redis_broken_into"),
+        ("Module 'search' loaded from /opt/redis-stack/lib/redisearch.so", "redis_module"),
+    ],
+)
+def test_a_module_is_told_by_its_file(text: str, kind: str) -> None:
+    assert told(HEAD + text).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        ("REPLICAOF 8.8.8.8:8886 enabled (user request from 'id=3')", True),
+        ("Connecting to MASTER 8.8.8.8:8886", True),
+        ("Connecting to MASTER 10.0.0.8:6379", False),
+        ("Connecting to MASTER redis-0:6379", False),
+    ],
+)
+def test_a_copy_of_a_redis_in_the_internet_is_told_so_first(text: str, is_told: bool) -> None:
+    passage = told(HEAD + text)
+
+    assert ("treat the server as broken into" in passage.words[0]) == is_told
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_told"),
+    [
+        ("dbfilename", "authorized_keys", True),
+        ("dir", "/var/spool/cron/crontabs", True),
+        ("dbfilename", "dump.rdb", False),
+        ("dir", "/data", False),
+        ("dir", "/etc/redis", False),
+    ],
+)
+def test_settings_that_an_attack_left_are_told_first(name: str, value: str, is_told: bool) -> None:
+    passage = told(f'127.0.0.1:6379> CONFIG GET {name}\n1) "{name}"\n2) "{value}"\n')
+
+    assert ("treat the server as broken into" in passage.words[0]) == is_told
+    assert (passage.severity == "error") == is_told
