@@ -19,6 +19,9 @@ HIDDEN = (
     "example",
     "(ip)",
     "{{ ip }}",
+    "&lt;my ip&gt;",
+    "`hidden`",
+    "\N{FULL BLOCK}\N{FULL BLOCK}",
     "MY_IP",
     "your-server-ip",
 )
@@ -28,6 +31,7 @@ LINES = (
         'time="2019-12-29T20:37:46Z" level=debug msg="\'504 Gateway Timeout\' caused by: dial tcp {}:8008:'
         ' i/o timeout"'
     ),
+    "dial tcp 192.0.2.9:4242->{}:8008: i/o timeout",
     '{{"level":"error","msg":"dial tcp {}:8008: connect: connection refused"}}',
     (
         "2024/01/01 00:00:00 [error] 29#29: *1 connect() failed (111: Connection refused) while connecting to"
@@ -64,7 +68,17 @@ def test_a_hidden_address_is_told_as_one_that_is_shown(line: str, hidden: str) -
     "name", ["synapse", "server", "[::1]", "[fd00::7]", "host-ip.example.org", "localhost"]
 )
 def test_an_address_that_is_shown_is_kept(name: str) -> None:
-    assert name in told(LINES[1].format(name)).words[0]
+    assert name in told(LINES[2].format(name)).words[0]
+
+
+def test_postgresql_names_its_socket_in_brackets() -> None:
+    assert "from [local] into" in told(LINES[-1].format("[local]")).words[0]
+
+
+def test_a_path_of_apache_is_no_address() -> None:
+    found = told("AH00898: Error reading from remote server returned by /_matrix/client/r0/sync")
+
+    assert found.words[0].startswith("The process, to which a proxy passed a request,")
 
 
 def test_a_hidden_port_is_left_out() -> None:

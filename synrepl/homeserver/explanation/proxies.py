@@ -3,19 +3,19 @@
 import re
 from typing import Final
 
-from synrepl.homeserver.explanation.hidden_names import HOST, with_placeholders
+from synrepl.homeserver.explanation.hidden_names import HOST, shown_address, with_placeholders
 from synrepl.wire.text import printable
 
 _UPSTREAM: Final = re.compile(
     r'upstream: "(?:https?://)?(?P<where>unix:[^":\s]{1,200}|[^"/\s]{1,200})'
     r"|connect\(\) to (?P<socket>unix:[^\s:]{1,200}) failed"
-    r"|dial (?:tcp|unix):? (?:lookup )?(?P<dialed>[^\s\"]{1,200}?):? "
+    r"|dial (?:tcp|unix):? (?:lookup |[^\s\">]{1,100}->)?(?P<dialed>[^\s\"]{1,200}?):? "
     r"|[Ss]erver (?P<server>\S{1,200}) (?:is DOWN|failed, reason)"
     r"|(?:disabling worker for|disabled connection for) \((?P<disabled>[^()\s]{1,200})\)"
     r"|backend '?(?P<backend>[^\s']{1,200})'? has no server"
     r"|(?:^|[\s\"])(?P<named>[\w.-]{1,200})\"? could not be resolved"
     r'|host not found in upstream "(?P<unfound>[^"]{1,200})|attempt to connect to (?P<tried>\S{1,200})'
-    r"|(?:remote server|returned by|connection to backend:?) (?P<asked>[\w.:\[\]-]{1,200})"
+    r"|(?:remote server|returned by|connection to backend:?) (?!returned by)(?P<asked>[^\s/\",()]{1,200})"
     r"|for (?:the )?container \\?['\"]/?(?P<container>[\w.-]{1,100})"
     r"|read tcp [^\s>]{1,100}->(?P<read>[^\s\"]{1,100}?): ",
     re.ASCII,
@@ -155,7 +155,7 @@ _ON_THE_WAY: Final = (
     ),
     (
         (
-            r"timed? ?out.{0,40}while connecting|dial tcp \S+ (?:i/o timeout|connect: connection timed out)"
+            r"timed? ?out.{0,40}while connecting|dial tcp\b[^\"]{1,200}(?:i/o timeout|connection timed out)"
             r"|no route to host|network is unreachable|No route to host"
             r"|attempt to connect to \S+ .{0,60}failed"
             r"|reset reason: (?:connection timeout|(?:remote |local )?connection failure)(?!.{0,80}\b111\b)"
@@ -324,7 +324,8 @@ def told_of_proxy(text: str) -> tuple[list[str], list[str]] | None:
     if told is None:
         return None
     found = _UPSTREAM.search(text)
-    where = printable(found[found.lastgroup or 0].rstrip(":.")) if found else "the process"
+    where = found[found.lastgroup or 0].rstrip(":.") if found else "the process"
+    where = printable(shown_address(where)) if found else where
     hidden = [_HIDDEN] if where.partition(":")[0] == HOST else []
     if where.endswith(":8448"):
         return [_FROM_OUTSIDE.format(where), *hidden], [_TO_8448]

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from synrepl.homeserver.explanation.hidden_names import is_hidden
+from synrepl.homeserver.explanation.hidden_names import is_hidden, shown_address
 from synrepl.wire.text import printable
 
 _SETTINGS: Final = "database: args in homeserver.yaml"
@@ -78,7 +78,7 @@ def told_of_login(text: str) -> tuple[list[str], list[str]] | None:
             name: name.upper() if is_hidden(value) else printable(value)
             for name, value in found.groupdict("").items()
         }
-        host = values.get("host", "")
+        host = values["host"] = shown_address(values["host"]) if "host" in values else ""
         values["bits"] = "128" if ":" in host else "32"
         more = [_LOOPBACK] if host == "::1" else []
         more += [_NO_TLS] if values.get("tls") else []
