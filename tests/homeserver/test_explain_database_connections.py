@@ -222,3 +222,9 @@ def test_a_file_of_pgbouncer_is_told_where_it_is_read() -> None:
 
 def test_a_line_of_a_container_named_pgbouncer_is_no_file_of_it() -> None:
     assert explain("[pgbouncer] something that is not known").passages == []
+
+
+def test_an_address_behind_another_line_is_no_part_of_that() -> None:
+    found = explain(f'FATAL:  password authentication failed for user "x"\n{AT}Connection refused')
+
+    assert {one.kind for one in found.passages} == {"db_password", "db_unreachable"}

@@ -149,3 +149,74 @@ def test_settings_that_an_attack_left_are_told_first(name: str, value: str, is_t
 
     assert ("treat the server as broken into" in passage.words[0]) == is_told
     assert (passage.severity == "error") == is_told
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "severity", "do"),
+    [
+        (
+            (
+                "1. command: 5 latency spikes (average 300ms, mean deviation 120ms, period 73.40 sec). Worst"
+                " all time event 500ms."
+            ),
+            "redis_latency",
+            "look",
+            "SLOWLOG GET",
+        ),
+        (
+            "2. fork: 1 latency spikes (average 900ms, mean deviation 0ms, period 7.00 sec).",
+            "redis_latency",
+            "look",
+            'save ""',
+        ),
+        (
+            "3. aof-fsync-always: 2 latency spikes (average 900ms, mean deviation 0ms, period 7.00 sec).",
+            "redis_latency",
+            "look",
+            "appendonly no",
+        ),
+        (
+            "I'm sorry, Dave, I can't do that. Latency monitoring is disabled in this Redis instance.",
+            "redis_latency_off",
+            "look",
+            "latency-monitor-threshold 100",
+        ),
+        (
+            "Dave, no latency spike was observed during the lifetime of this Redis instance, not in the",
+            "redis_latency_none",
+            "normal",
+            "",
+        ),
+        (
+            "Hi Sam, I can't find any memory issue in your instance. I can only account for what",
+            "redis_memory_well",
+            "normal",
+            "",
+        ),
+        (
+            " * High total RSS: This instance has a memory fragmentation and RSS overhead greater than 1.4",
+            "redis_memory_kept",
+            "look",
+            "restart",
+        ),
+        (
+            " * Big client buffers: The clients output buffers in this instance are greater than 200K per",
+            "redis_memory_buffers",
+            "look",
+            "CLIENT LIST",
+        ),
+        (
+            "=== REDIS BUG REPORT START: Cut & paste starting from here ===",
+            "redis_crashed",
+            "error",
+            "newest",
+        ),
+        (f"{HEAD}Redis 7.0.5 crashed by signal: 11, si_code: 1", "redis_crashed", "error", "newest"),
+        (f"{HEAD}=== ASSERTION FAILED ===", "redis_crashed", "error", "newest"),
+    ],
+)
+def test_what_redis_says_of_its_own_troubles(text: str, kind: str, severity: str, do: str) -> None:
+    passage = told(text)
+
+    assert (passage.kind, passage.severity) == (kind, severity)
+    assert do in " | ".join(passage.advice)

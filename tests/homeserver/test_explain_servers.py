@@ -25,6 +25,31 @@ NGINX = "2024/01/01 00:00:00 [error] 29#29: *1 "
             "WARNING:  terminating connection because of crash of another server process",
             "signal 9",
         ),
+        (
+            "db_multixact",
+            "ERROR:  MultiXactId 1234 has not been created yet -- apparent wraparound",
+            "copy of the folder",
+        ),
+        ("db_multixact", "ERROR:  MultiXactId 34 does no longer exist -- apparent wraparound", "pg_dump"),
+        (
+            "db_wraparound",
+            "ERROR:  database is not accepting commands that generate new MultiXactIds to avoid wraparound",
+            "VACUUM FREEZE",
+        ),
+        ("db_row_raced", "ERROR:  tuple concurrently updated", "once more"),
+        (
+            "db_depended_on",
+            (
+                "ERROR:  cannot drop table events because other objects depend on it\nDETAIL:  view x depends"
+                " on table events\nHINT:  Use DROP ... CASCADE to drop the dependent objects too."
+            ),
+            "no CASCADE",
+        ),
+        (
+            "db_depended_on",
+            'ERROR:  role "synapse" cannot be dropped because some objects depend on it',
+            "REASSIGN OWNED",
+        ),
         ("db_cancelled", "ERROR:  canceling statement due to user request", "application_name"),
         ("db_recovery_conflict", "ERROR:  canceling statement due to conflict with recovery", "the primary"),
         (

@@ -47,9 +47,10 @@ _CONTINUED: Final = re.compile(
     r"|<\w{1,40}Request at|expected <block end>|could not find expected"
     r"|Process \d+ waits for \w+"
     r"|Is the server running|TCP/IP connections on port"
-    r"|connection to server (?:at|on) |could not connect to server: "
 )
-"""Lines that continue an entry: details of an error of PostgreSQL, a request, or the next address tried."""
+"""Lines that continue an entry: details of an error of PostgreSQL, or a request."""
+_ADDRESS: Final = re.compile(r"connection to server (?:at|on) |could not connect to server: ", re.ASCII)
+"""What libpq writes of each address that it tried."""
 _END_OF_START: Final = re.compile(r"There may be more information in the logs", re.ASCII)
 """What Synapse prints below the reason why it does not start, before the edge of the banner."""
 
@@ -206,7 +207,7 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
             if _END_OF_START.match(text) is not None:
                 held = msgspec.structs.replace(held, lines=held.lines + 1, is_start=True)
                 continue
-            if _CONTINUED.match(text) is not None or (not header and _is_below(held, line)):
+            if _continues(held.line, text) or (not header and _is_below(held, line)):
                 held = PastedEntry(held.number, _joined(held.line, text), held.lines + 1)
                 continue
             begins = not header and _is_failure(held.line) and _PLAIN.match(text) is not None
@@ -287,6 +288,13 @@ def _is_below(held: PastedEntry, line: str) -> bool:
     if held.lines > MAX_BELOW or _INDENTED.search(line[: MAX_BEFORE * 2]) is None:
         return False
     return _STATEMENT.search(held.line[:400]) is not None or _HEADLINE.search(held.line[:400]) is not None
+
+
+def _continues(before: str, text: str) -> bool:
+    """Whether a line continues the one before: with details, or with the next address that was tried."""
+    if _ADDRESS.match(text) is not None:
+        return _ADDRESS.search(before[:_MAX_JOINED]) is not None
+    return _CONTINUED.match(text) is not None
 
 
 def _joined(before: str, text: str) -> str:
@@ -411,7 +419,7 @@ class _Traceback:
             self._asserted = text
         before, self._source = self._source, text[:_MAX_JOINED] if is_source else ""
         # The words DETAIL and HINT look like names of exceptions.
-        goes_on = bool(self._exceptions) and not is_source and _CONTINUED.match(text) is not None
+        goes_on = bool(self._exceptions) and not is_source and _continues(self._exceptions[-1], text)
         if not goes_on and (_PLAIN if is_source else _EXCEPTION).match(text) is not None:
             if text.rstrip(":") == "AssertionError" and self._asserted:
                 text = f"AssertionError: {self._asserted[:_MAX_JOINED]}"

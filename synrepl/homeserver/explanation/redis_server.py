@@ -193,10 +193,48 @@ def _copy(match: Match, writers: Writers) -> Passage | None:
     return passage_of(match, words, [match.message.do, f"if it is none of yours: {_LEFT_THERE}"], [])
 
 
+_SPIKES: Final = re.compile(
+    r"(?P<event>[a-z][a-z-]{2,40}): (?P<count>\d{1,9}) latency spikes \(average (?P<took>\d{1,9}) ?ms"
+)
+_EVENTS: Final = (
+    ("fork", "it copied its tables of memory to save, or for a replica", 'Synapse needs no saves: save ""'),
+    ("aof", "it waited for the disk (append-only file)", "Synapse needs no such file: appendonly no"),
+    ("rdb", "it waited for the disk (a save)", 'Synapse needs no saves: save ""'),
+    (
+        "command",
+        "it worked on one slow command",
+        (
+            "redis-cli SLOWLOG GET names it, and CLIENT LIST who sends it: what Synapse asks takes well below"
+            " a millisecond, so that it is of another program, or the machine is too busy or swaps"
+        ),
+    ),
+    ("fast-command", "fast commands took long", "see whether its machine is too busy, or swaps"),
+    ("expire", "it removed what had run out", "another program lets many keys run out at once"),
+    ("eviction", "it removed values for want of memory", "raise maxmemory; give Synapse its own Redis"),
+    ("active-defrag", "it tidied its memory", "CONFIG SET activedefrag no"),
+)
+"""How what stops Redis is called, what it is, and what to do."""
+
+
+def _latency(match: Match, writers: Writers) -> Passage | None:
+    """Explain how often Redis stood still by what it was busy with."""
+    found = _SPIKES.search(match.text)
+    event = next((one for one in _EVENTS if found and found["event"].startswith(one[0])), None)
+    if found is None or event is None:
+        return None
+    _, means, step = event
+    words = (
+        f"Redis stood still {counted(int(found['count']), 'time')}, for {found['took']} ms each on average,"
+        f" as {means} ({found['event']}). All who ask it wait meanwhile."
+    )
+    return passage_of(match, [words], [step], [])
+
+
 DETAILS: Final[Mapping[str, Detail]] = {
     "redis_too_slow": _cut_off,
     "redis_save_failed": _not_saved,
     "redis_module": _module,
+    "redis_latency": _latency,
     "redis_made_replica": _copy,
     "redis_follows": _copy,
 }
