@@ -111,7 +111,7 @@ def told_of_unknown_update(passage: Passage, update: str) -> Passage:
         (
             f"The table background_updates has an update, {update}, that this release does not know: a newer"
             " one put it there, and an older one was started again; or the name was put there by hand. The"
-            " updates after it wait."
+            " updates after it wait. The database is not damaged."
         )
     ]
     fault = FAULTS[update] if update in FORGOTTEN else None
