@@ -113,7 +113,7 @@ def other_epoch(stage: Stage) -> Seen:
     rome.terminate()
     berlin = stage.start("berlin")
     rome = stage.replica("rome", f"tcp:{berlin.follow}", *QUICK)
-    return seen(rome, "other_epoch", stage, is_upstream("refused", "connecting"))
+    return seen(rome, "other_epoch", stage, is_upstream("refused"))
 
 
 def other_history(stage: Stage) -> Seen:
@@ -134,7 +134,7 @@ def duplicate(stage: Stage) -> Seen:
     paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
     stage.wait_live(paris)
     copy = stage.replica("copy", f"tcp:{berlin.follow}", *QUICK)
-    return seen(copy, "duplicate", stage, is_upstream("refused", "connecting"))
+    return seen(copy, "duplicate", stage, is_upstream("refused"))
 
 
 def unknown(stage: Stage) -> Seen:
@@ -143,7 +143,7 @@ def unknown(stage: Stage) -> Seen:
     stage.run("leases", "drop", "paris", "--url", berlin.url)
     paris.terminate()
     paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
-    return seen(paris, "unknown", stage, is_upstream("refused", "connecting"))
+    return seen(paris, "unknown", stage, is_upstream("refused"))
 
 
 def not_ready(stage: Stage) -> Seen:
@@ -154,7 +154,7 @@ def not_ready(stage: Stage) -> Seen:
     paris = stage.replica("paris", f"tcp:{proxy.address}", *QUICK)
     stage.wait_until(paris, is_upstream("snapshot"), "joining")
     rome = stage.replica("rome", f"tcp:{paris.follow}", *QUICK)
-    return seen(rome, "not_ready", stage, is_upstream("refused", "connecting"))
+    return seen(rome, "not_ready", stage, is_upstream("refused"))
 
 
 def read_only(stage: Stage) -> Seen:
@@ -176,7 +176,7 @@ def no_rights(stage: Stage) -> Seen:
     options = (*QUICK, "--secret-file", str(stage.folder / "paris.secret"))
     paris = stage.replica("paris", f"tcp:{berlin.follow}", *options)
     stage.secret = "another"
-    return seen(paris, "no_rights", stage, is_upstream("refused", "connecting"))
+    return seen(paris, "no_rights", stage, is_upstream("refused"))
 
 
 def filtered(stage: Stage) -> Seen:
@@ -186,7 +186,7 @@ def filtered(stage: Stage) -> Seen:
     paris = stage.replica("paris", f"tcp:{berlin.follow}", "--upstream-streams", "receipts", *QUICK)
     stage.wait_live(paris)
     rome = stage.replica("rome", f"tcp:{paris.follow}", *QUICK)
-    return seen(rome, "filtered", stage, is_upstream("refused", "connecting"))
+    return seen(rome, "filtered", stage, is_upstream("refused"))
 
 
 def bad_ack(stage: Stage) -> Seen:
@@ -210,7 +210,7 @@ def too_many(stage: Stage) -> Seen:
     for number in range(MAX_LEASES):
         ask(berlin.url, ADD_LEASE.request(), {"name": f"replica{number}"})
     paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
-    return seen(paris, "too_many", stage, is_upstream("refused", "connecting"))
+    return seen(paris, "too_many", stage, is_upstream("refused"))
 
 
 def bad_name(stage: Stage) -> Seen:
