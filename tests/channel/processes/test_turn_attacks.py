@@ -16,7 +16,6 @@ from tests.processes.test_flood_attacks import send
 from tests.processes.test_turn_attacks import ADMIN, KEYS, attack, judge, keyed_daemon
 from tests.service.processes import Daemon
 
-
 FLOOD_SECONDS = 600.0
 """The bound on a wait for a daemon that has much to do first, beside others that take its processor."""
 
