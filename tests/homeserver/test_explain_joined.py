@@ -232,7 +232,7 @@ def test_fewer_tries_were_repeated(text: str) -> None:
     found = told(text)
 
     assert (found.kind, found.severity) == ("txn_retry", "look")
-    assert any("none failed for good" in word for word in found.words)
+    assert any("does not tell how its last try ended" in word for word in found.words)
 
 
 def test_used_up_tries_are_told_beside_others() -> None:
@@ -245,20 +245,49 @@ def test_used_up_tries_are_told_beside_others() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["update_presence-3", "add_room_account_data-1", "complete_txn-1", "x-1"])
+@pytest.mark.parametrize("count", [1, 5, 6])
+def test_two_processes_are_not_told_of_one(name: str, count: int) -> None:
+    """Lines of one process tell of one: that another does the same work would be a guess."""
+    found = told(tries(name, count))
+
+    assert "two processes that" not in str(found)
+    assert "two processes do" not in str(found)
+    assert "for good" not in str(found)
+
+
+def test_many_transactions_of_one_name_do_not_go_on() -> None:
+    found = told("".join(tries(f"move_rows-{number:x}", 1) for number in range(9, 12)))
+
+    assert found.words[-1].startswith("3 transactions move_rows failed at least once")
+
+
 @pytest.mark.parametrize(
-    ("name", "is_many"),
+    ("name", "reason", "source"),
     [
-        ("update_presence-34728b", True),
-        ("insert_linearized_receipt-1", True),
-        ("add_device_change_to_streams-1", True),
-        ("add_room_account_data-1", True),
-        ("complete_appservice_txn-1", False),
+        (
+            "store_destination_rooms_entries-9e4f",
+            "could not serialize access due to concurrent update",
+            "#9639",
+        ),
+        (
+            "persist_events-df2a",
+            'could not serialize access CONTEXT:  SQL statement "UPDATE event_stats SET x"',
+            "#18346",
+        ),
+        (
+            "store_new_positions-1",
+            'deadlock detected CONTEXT:  in relation "sliding_sync_connection_lazy_members"',
+            "#19826",
+        ),
     ],
 )
-def test_many_requests_at_once_need_no_two_processes(name: str, is_many: bool) -> None:
-    found = told(tries(name, 1))
+@pytest.mark.parametrize("count", [2, 6])
+def test_a_fault_is_told_by_the_transaction(name: str, reason: str, source: str, count: int) -> None:
+    found = told(tries(name, count, reason=reason))
 
-    assert any("two processes do the same work" in step for step in found.advice) is not is_many
+    assert source in " ".join(found.words)
+    assert any("update to" in step for step in found.advice)
 
 
 def test_other_advice_stays_for_transactions_of_many_requests() -> None:
