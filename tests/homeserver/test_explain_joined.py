@@ -448,3 +448,58 @@ def test_source_behind_its_file_in_one_line_is_the_exception() -> None:
     )
 
     assert found.kind == "not_writer"
+
+
+LATE = """\
+2020-10-21 13:29:51,969 - synapse.replication.tcp.client - 232 - INFO - POST-39220 - Waiting for repl stream \
+'events' to reach 1605
+2020-10-21 13:30:21,987 - synapse.http.server - 85 - ERROR - {request} - Failed handle request via \
+'RoomCreateRestServlet': <XForwardedForRequest>
+Traceback (most recent call last):
+{exception}
+{end}"""
+TIMEOUT = "twisted.internet.defer.TimeoutError: Timed out after 30s"
+HANDLER = (
+    "2020-10-21 13:31:30,491 - synapse.replication.tcp.handler - 543 - INFO - process-replication-data-4 - "
+)
+CAME = f"{HANDLER}Caught up with stream 'events' to 1605\n"
+
+
+def test_request_that_waited_in_vain_is_joined_with_the_stream_that_came() -> None:
+    """The room was made, and replication was only late (matrix-org/synapse#8625)."""
+    found = explain(LATE.format(request="POST-39220", exception=TIMEOUT, end=CAME))
+    first = found.passages[0]
+
+    assert "POST-39220 waited for the stream events to reach 1605" in first.words[1]
+    assert "gave up after 30 s" in first.words[1]
+    assert "reached, 1 min 8 s later: replication was late, and is not broken" in first.words[1]
+    assert "do not create it anew" in first.advice[0]
+    assert "late, and is not broken" in found.summary
+
+
+@pytest.mark.parametrize("end", ["", CAME.replace("1605", "1604"), CAME.replace("events", "receipts")])
+def test_stream_that_was_not_seen_to_come_is_not_said_to_be_well(end: str) -> None:
+    first = explain(LATE.format(request="POST-39220", exception=TIMEOUT, end=end)).passages[0]
+
+    assert "does not tell whether the stream came later" in first.words[1]
+
+
+@pytest.mark.parametrize(
+    ("request_name", "exception"), [("POST-3", TIMEOUT), ("POST-39220", "ValueError: 3")]
+)
+def test_other_failures_are_not_joined_with_a_wait(request_name: str, exception: str) -> None:
+    found = explain(LATE.format(request=request_name, exception=exception, end=CAME))
+
+    assert "waited for the stream" not in found.summary
+
+
+def test_wait_that_a_request_gave_up_is_joined_with_the_stream_that_came() -> None:
+    wait = (
+        "2023-02-01 13:31:20,491 - synapse.replication.tcp.client - 300 - ERROR - POST-7 - Timed out waiting"
+        " for repl stream 'events' to reach 1605 (master); currently at: 1600\n"
+    )
+    [alone] = explain(wait).passages
+    late = explain(wait + CAME).passages[0]
+
+    assert not any("is not broken" in word for word in alone.words)
+    assert any("is not broken" in word for word in late.words)

@@ -105,8 +105,9 @@ class _Clients(RedisPrinted):
                 0,
                 f"Much waits for a connection that receives: {self.waiting} bytes (omem; oll is in how many"
                 f" pieces), {printable(self.largest)}. It reads slowly, or was sent much at once.{end}"
-                " Redis closes it at client-output-buffer-limit pubsub (32 MB, or 8 MB for a minute, if not set): what waits is"
-                " then not delivered; a process of Synapse connects again, and fetches what it missed.",
+                " Redis closes it at client-output-buffer-limit pubsub (32 MB, or 8 MB for a minute,"
+                " if not set): what waits is then not delivered; a process of Synapse connects again, and"
+                " fetches what it missed.",
             )
             advice = [
                 (

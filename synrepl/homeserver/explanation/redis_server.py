@@ -102,9 +102,10 @@ def _cut_off(match: Match, writers: Writers) -> Passage | None:
         )
     words = [
         (
-            f"Redis closed the connection of a client that asked for more than it read in time"
-            f" (flags={flags}: no subscription, no replica){waiting}: a MONITOR that was left open, or another program with"
-            " large answers. A process of Synapse receives over another connection, which was not cut off."
+            "Redis closed the connection of a client that asked for more than it read in time"
+            f" (flags={flags}: no subscription, no replica){waiting}: a MONITOR that was left open, or"
+            " another program with large answers. A process of Synapse receives over another connection,"
+            " which was not cut off."
         )
     ]
     advice = [
