@@ -158,7 +158,9 @@ def make_plan(
                 notes.append(
                     f"{alias} is all that Synapse {_text(release)} has: only the state of the room. Its"
                     " events stay in the memory of each process: after a room was deleted, restart all of"
-                    " them before anybody here joins it again (matrix-org/synapse#11521)"
+                    " them before anybody here joins it again (matrix-org/synapse#11521); ask for the"
+                    " deletion of one room once, and wait until it has ended, as two at once hinder each"
+                    " other (matrix-org/synapse#11223)"
                 )
             entries.append((alias, (room,)))
     if wanted.rooms:

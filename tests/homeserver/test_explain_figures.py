@@ -201,7 +201,7 @@ CLIENT = (
 
 def test_connections_to_redis_tell_who_receives() -> None:
     """Where none did, nothing arrived (matrix-org/synapse#16093)."""
-    sends, receives = CLIENT.format("N", 0, "ping"), CLIENT.format("P", 1, "subscribe")
+    sends, receives = CLIENT.format("N", 0, "ping"), CLIENT.replace("96", "97").format("P", 1, "subscribe")
 
     [none] = explain(f"{sends}\n{sends}").passages
     [one] = explain(f"$ redis-cli client list\n{sends}\n{receives}").passages
@@ -219,7 +219,20 @@ def test_a_connection_that_does_not_keep_up(sub: int, omem: int, severity: str) 
     [one] = explain(CLIENT.format("P", sub, "subscribe").replace("qbuf=0", f"qbuf=0 omem={omem}")).passages
 
     assert severity == one.severity
-    assert (severity == "look") == one.words[0].startswith("A connection that receives does not keep up")
+    assert (severity == "look") == one.words[0].startswith("Much waits for a connection that receives")
+
+
+def test_lines_of_one_client_are_one_connection() -> None:
+    """It was looked at three times, and had read all in the end (redis/redis#3893)."""
+    lines = [
+        CLIENT.format("P", 1, "subscribe").replace("qbuf=0", f"omem={omem}") for omem in (0, 8_482_912, 0)
+    ]
+    [one] = explain("\n\n".join(lines)).passages
+
+    assert "8482912 bytes" in one.words[0]
+    assert "In its last line here 0 wait" in one.words[0]
+    assert one.words[1].startswith("1 connection to Redis, of which 1 receive")
+    assert "3 lines" in one.words[2]
 
 
 MONITOR = """\

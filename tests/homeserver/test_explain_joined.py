@@ -232,7 +232,7 @@ def test_fewer_tries_were_repeated(text: str) -> None:
     found = told(text)
 
     assert (found.kind, found.severity) == ("txn_retry", "look")
-    assert any("none failed for good" in word for word in found.words)
+    assert any("does not tell how its last try ended" in word for word in found.words)
 
 
 def test_used_up_tries_are_told_beside_others() -> None:
@@ -245,20 +245,49 @@ def test_used_up_tries_are_told_beside_others() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["update_presence-3", "add_room_account_data-1", "complete_txn-1", "x-1"])
+@pytest.mark.parametrize("count", [1, 5, 6])
+def test_two_processes_are_not_told_of_one(name: str, count: int) -> None:
+    """Lines of one process tell of one: that another does the same work would be a guess."""
+    found = told(tries(name, count))
+
+    assert "two processes that" not in str(found)
+    assert "two processes do" not in str(found)
+    assert "for good" not in str(found)
+
+
+def test_many_transactions_of_one_name_do_not_go_on() -> None:
+    found = told("".join(tries(f"move_rows-{number:x}", 1) for number in range(9, 12)))
+
+    assert found.words[-1].startswith("3 transactions move_rows failed at least once")
+
+
 @pytest.mark.parametrize(
-    ("name", "is_many"),
+    ("name", "reason", "source"),
     [
-        ("update_presence-34728b", True),
-        ("insert_linearized_receipt-1", True),
-        ("add_device_change_to_streams-1", True),
-        ("add_room_account_data-1", True),
-        ("complete_appservice_txn-1", False),
+        (
+            "store_destination_rooms_entries-9e4f",
+            "could not serialize access due to concurrent update",
+            "#9639",
+        ),
+        (
+            "persist_events-df2a",
+            'could not serialize access CONTEXT:  SQL statement "UPDATE event_stats SET x"',
+            "#18346",
+        ),
+        (
+            "store_new_positions-1",
+            'deadlock detected CONTEXT:  in relation "sliding_sync_connection_lazy_members"',
+            "#19826",
+        ),
     ],
 )
-def test_many_requests_at_once_need_no_two_processes(name: str, is_many: bool) -> None:
-    found = told(tries(name, 1))
+@pytest.mark.parametrize("count", [2, 6])
+def test_a_fault_is_told_by_the_transaction(name: str, reason: str, source: str, count: int) -> None:
+    found = told(tries(name, count, reason=reason))
 
-    assert any("two processes do the same work" in step for step in found.advice) is not is_many
+    assert source in " ".join(found.words)
+    assert any("update to" in step for step in found.advice)
 
 
 def test_other_advice_stays_for_transactions_of_many_requests() -> None:
@@ -419,3 +448,58 @@ def test_source_behind_its_file_in_one_line_is_the_exception() -> None:
     )
 
     assert found.kind == "not_writer"
+
+
+LATE = """\
+2020-10-21 13:29:51,969 - synapse.replication.tcp.client - 232 - INFO - POST-39220 - Waiting for repl stream \
+'events' to reach 1605
+2020-10-21 13:30:21,987 - synapse.http.server - 85 - ERROR - {request} - Failed handle request via \
+'RoomCreateRestServlet': <XForwardedForRequest>
+Traceback (most recent call last):
+{exception}
+{end}"""
+TIMEOUT = "twisted.internet.defer.TimeoutError: Timed out after 30s"
+HANDLER = (
+    "2020-10-21 13:31:30,491 - synapse.replication.tcp.handler - 543 - INFO - process-replication-data-4 - "
+)
+CAME = f"{HANDLER}Caught up with stream 'events' to 1605\n"
+
+
+def test_request_that_waited_in_vain_is_joined_with_the_stream_that_came() -> None:
+    """The room was made, and replication was only late (matrix-org/synapse#8625)."""
+    found = explain(LATE.format(request="POST-39220", exception=TIMEOUT, end=CAME))
+    first = found.passages[0]
+
+    assert "POST-39220 waited for the stream events to reach 1605" in first.words[1]
+    assert "gave up after 30 s" in first.words[1]
+    assert "reached, 1 min 8 s later: replication was late, and is not broken" in first.words[1]
+    assert "do not create it anew" in first.advice[0]
+    assert "late, and is not broken" in found.summary
+
+
+@pytest.mark.parametrize("end", ["", CAME.replace("1605", "1604"), CAME.replace("events", "receipts")])
+def test_stream_that_was_not_seen_to_come_is_not_said_to_be_well(end: str) -> None:
+    first = explain(LATE.format(request="POST-39220", exception=TIMEOUT, end=end)).passages[0]
+
+    assert "does not tell whether the stream came later" in first.words[1]
+
+
+@pytest.mark.parametrize(
+    ("request_name", "exception"), [("POST-3", TIMEOUT), ("POST-39220", "ValueError: 3")]
+)
+def test_other_failures_are_not_joined_with_a_wait(request_name: str, exception: str) -> None:
+    found = explain(LATE.format(request=request_name, exception=exception, end=CAME))
+
+    assert "waited for the stream" not in found.summary
+
+
+def test_wait_that_a_request_gave_up_is_joined_with_the_stream_that_came() -> None:
+    wait = (
+        "2023-02-01 13:31:20,491 - synapse.replication.tcp.client - 300 - ERROR - POST-7 - Timed out waiting"
+        " for repl stream 'events' to reach 1605 (master); currently at: 1600\n"
+    )
+    [alone] = explain(wait).passages
+    late = explain(wait + CAME).passages[0]
+
+    assert not any("is not broken" in word for word in alone.words)
+    assert any("is not broken" in word for word in late.words)

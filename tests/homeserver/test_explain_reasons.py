@@ -874,3 +874,18 @@ def test_a_name_that_redis_has_no_ipv4_address_of(text: str) -> None:
 def test_a_name_of_another_client_may_have_any_address() -> None:
     [passage] = explain(_REDIS.format("synapse.http.client", "DNS lookup failed: x")).passages
     assert "ahostsv4" not in str(passage)
+
+
+def test_missing_index_of_client_addresses_is_named() -> None:
+    """synapse_port_db did not make it (matrix-org/synapse#4877)."""
+    line = (
+        "2019-06-02 13:39:53,824 - synapse.storage.client_ips - 359 - ERROR - update_client_ips-853 - Failed"
+        " to insert client IP (('@alice:nas', 'MDA', '::1'), ('Mozilla/5.0', 'VUON', 1559475590506)):"
+        " InvalidColumnReference('there is no unique or exclusion constraint matching the ON CONFLICT"
+        " specification\\n')"
+    )
+    [found] = explain(line).passages
+
+    assert "user_ips lacks its unique index (user_id, access_token, ip)" in found.words[0]
+    assert "Nothing else is harmed" in found.words[0]
+    assert "CREATE UNIQUE INDEX" in found.advice[0]

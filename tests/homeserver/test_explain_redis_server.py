@@ -27,9 +27,9 @@ def cut_off(flags: str, sub: int, cmd: str, *, key: str = "id=5 addr") -> str:
     [
         ("S", 0, "sync", "a replica", '"replica 512mb 128mb 60"'),
         ("M", 0, "psync", "a replica", '"replica 512mb 128mb 60"'),
-        ("P", 1, "subscribe", "a process of Synapse that is too busy", '"pubsub 64mb 16mb 60"'),
-        ("N", 1, "subscribe", "a process of Synapse that is too busy", '"pubsub 64mb 16mb 60"'),
-        ("N", 0, "keys", "asked and did not read", '"normal 0 0 0"'),
+        ("P", 1, "subscribe", "or was sent much at once", '"pubsub 64mb 16mb 60"'),
+        ("N", 1, "subscribe", "or was sent much at once", '"pubsub 64mb 16mb 60"'),
+        ("N", 0, "keys", "asked for more than it read in time", '"normal 0 0 0"'),
         ("O", 0, "monitor", "MONITOR", '"normal 0 0 0"'),
     ],
 )

@@ -241,7 +241,7 @@ def line(logger: str, level: str, text: str) -> str:
             ),
             "redis_too_slow",
             "error",
-            "a client that did not read what it was sent",
+            "more waited than its limit allows",
         ),
         (
             "txredisapi.ResponseError: MISCONF Redis is configured to save RDB snapshots, but is currently",

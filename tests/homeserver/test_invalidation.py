@@ -107,6 +107,7 @@ def test_processes_of_several_releases() -> None:
     assert "get_event" not in {one.cache for one in plan.drops[OLD]}
     assert "only the state of the room" in plan.notes[0]
     assert "restart all of them before anybody here joins it again" in plan.notes[0]
+    assert "ask for the deletion of one room once, and wait until it has ended" in plan.notes[0]
 
 
 def test_keys_that_mean_something_else_in_an_older_release() -> None:

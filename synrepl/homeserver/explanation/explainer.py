@@ -21,6 +21,7 @@ from synrepl.homeserver.explanation.details import NOT_BY_DATA
 from synrepl.homeserver.explanation.entries import PastedEntry, entries
 from synrepl.homeserver.explanation.excerpts import MAX_TEXT, without_secrets
 from synrepl.homeserver.explanation.faults import GENERAL, ReleaseFault, find_fault, told_of_fault, with_fault
+from synrepl.homeserver.explanation.late_streams import LateStreams
 from synrepl.homeserver.explanation.message_explainer import explain_message
 from synrepl.homeserver.explanation.messages import Match, find_cut, find_message, find_reason, known_messages
 from synrepl.homeserver.explanation.misrouted_requests import LACKS, failed_request, to_main
@@ -232,6 +233,7 @@ class _Explainer:
         self._places: dict[str, list[int]] = {}
         self._others = OtherServers()
         self._retries = Retries()
+        self._late = LateStreams()
         self._update = ""
         self._failed: deque[tuple[int, str]] = deque(maxlen=MAX_FAILED)
         self._samples: dict[str, tuple[list[Sample], list[int], int]] = {}
@@ -318,6 +320,7 @@ class _Explainer:
         if passage is not None and passage.kind == "update_failed":
             passage = with_update(passage, self._update)
         if passage is not None:
+            self._late.see(match, passage, header, entry.number, entry.exceptions)
             self._add_failure(passage, entry, header.time)
             if passage.severity == "normal" and entry.exceptions and not entry.is_traceback:
                 # What the line says is normal; the traceback below it is not told by it.
@@ -470,6 +473,7 @@ class _Explainer:
         passages = self._retries.told(
             [self._with_request(self._with_progress(self._asked_again(one))) for one in found]
         )
+        passages = self._late.told(passages)
         for family, (samples, lines, count) in self._samples.items():
             passage = explain_samples(samples, count)
             if family == CACHES:

@@ -127,6 +127,11 @@ def with_fault(passage: Passage, fault: ReleaseFault) -> Passage:
     )
 
 
+def is_of_fault(passage: Passage) -> bool:
+    """Whether a known fault is told of in it."""
+    return any(one.sentence in passage.words for one in known_faults())
+
+
 def told_of_fault(fault: ReleaseFault, text: str) -> Passage:
     """Tell of a fault of which nothing else is known."""
     return Passage(

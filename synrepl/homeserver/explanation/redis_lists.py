@@ -260,7 +260,7 @@ _SETTINGS: Final = {
         " anew. No policy drops what is published",
     ),
     "client-output-buffer-limit": _Setting(
-        "how much may wait for a connection that does not read: the last part, pubsub, is that of Synapse's"
+        "how much may wait for a connection until it has read it: the last part, pubsub, is that of Synapse's"
         " processes: closed at once above the first number of bytes, or above the second for so many seconds."
         " The process connects again, and fetches what it missed"
     ),

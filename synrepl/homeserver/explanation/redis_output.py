@@ -25,7 +25,7 @@ from synrepl.html.humanize import counted, listed
 from synrepl.wire.text import printable
 
 _CLIENT: Final = re.compile(
-    r"id=\d{1,20} addr=\S{1,200} .{0,600}\bsub=(?P<sub>\d{1,9}) psub=(?P<psub>\d{1,9}) "
+    r"(?P<client>id=\d{1,20} addr=\S{1,200}) .{0,600}\bsub=(?P<sub>\d{1,9}) psub=(?P<psub>\d{1,9}) "
     r"(?:.{0,600}\bomem=(?P<waiting>\d{1,12})\b)?(?:.{0,300}\bcmd=(?P<last>[a-z|_]{1,40}))?",
     re.ASCII,
 )
@@ -34,13 +34,19 @@ _CLIENT: Final = re.compile(
 class _Clients(RedisPrinted):
     """The connections in a text so far, and how many of them have a subscription.
 
-    `waiting` are the most bytes that wait for one of these (omem), and `watching` those for one with MONITOR.
+    `clients` are those by id and address, as one may be in several outputs, and `others` how many lines
+    there are beyond these. `waiting` are the most bytes that wait for one that receives (omem), `left` those
+    of the last line of the same one, and `watching` those for one with MONITOR.
     """
 
     kind = "redis_clients"
     command = "redis-cli client list"
-    subscribed: int = 0
+    clients: dict[str, bool] = {}
+    others: int = 0
+    receiving: int = 0
     waiting: int = 0
+    largest: str = ""
+    left: int = 0
     watching: int = 0
 
     def takes(self, line: str, number: int) -> bool:
@@ -49,21 +55,37 @@ class _Clients(RedisPrinted):
             return False
         self.add(number)
         is_subscribed = found["sub"] != "0" or found["psub"] != "0"
-        self.subscribed += is_subscribed
-        if is_subscribed:
-            self.waiting = max(self.waiting, int(found["waiting"] or 0))
-        elif found["last"] == "monitor":
-            self.watching = max(self.watching, int(found["waiting"] or 0))
+        client, waiting = found["client"], int(found["waiting"] or 0)
+        if client in self.clients or len(self.clients) < MAX_KEPT:
+            self.clients[client] = is_subscribed or self.clients.get(client, False)
+        else:
+            self.others += 1
+            self.receiving += is_subscribed
+        if client == self.largest:
+            self.left = waiting
+        if is_subscribed and waiting > self.waiting:
+            self.waiting = self.left = waiting
+            self.largest = client
+        elif not is_subscribed and found["last"] == "monitor":
+            self.watching = max(self.watching, waiting)
         return True
+
+    @property
+    def subscribed(self) -> int:
+        """How many of the connections have a subscription."""
+        return self.receiving + sum(self.clients.values())
 
     def passage(self) -> Passage | None:
         if not self.count:
             return None
-        all_of_them = counted(self.count, "connection")
+        count = len(self.clients) + self.others
+        all_of_them = counted(count, "connection")
         told = f"{all_of_them} to Redis, of which {self.subscribed} receive (sub of 1 or more);"
         words = [
             f"{told} the others only send, or are of other programs. A process of Synapse has one of each."
         ]
+        if count < self.count:
+            words.append(f"They are in {self.count} lines: one with the same id and addr is the same one.")
         advice = ["compare the number that receive with that of the processes: synrepl inspect"]
         if not self.subscribed:
             words.insert(0, "No process receives anything over Redis: no connection is subscribed.")
@@ -74,13 +96,25 @@ class _Clients(RedisPrinted):
                 )
             ]
         elif self.waiting >= MUCH:
+            end = (
+                f" In its last line here {self.left} wait: it had read them, or nearly all."
+                if self.left < self.waiting // 2
+                else ""
+            )
             words.insert(
                 0,
-                f"A connection that receives does not keep up: {self.waiting} bytes wait for it (omem). Redis"
-                " closes it at client-output-buffer-limit pubsub (32 MB, or 8 MB for a minute, if not set):"
-                " its process then connects again, and fetches what it missed.",
+                f"Much waits for a connection that receives: {self.waiting} bytes (omem; oll is in how many"
+                f" pieces), {printable(self.largest)}. It reads slowly, or was sent much at once.{end}"
+                " Redis closes it at client-output-buffer-limit pubsub (32 MB, or 8 MB for a minute,"
+                " if not set): what waits is then not delivered; a process of Synapse connects again, and"
+                " fetches what it missed.",
             )
-            advice = [f"find its process by addr, and why it does not read (CPU of one core); {RAISE}"]
+            advice = [
+                (
+                    "see whether omem of it falls again: if not, find its process by addr, and why it does"
+                    f" not read in time (CPU of one core); {RAISE}"
+                )
+            ]
         if self.watching >= MUCH:
             words.insert(
                 0,

@@ -65,7 +65,7 @@ _LIMIT: Final = "CONFIG SET client-output-buffer-limit"
 
 
 def _cut_off(match: Match, writers: Writers) -> Passage | None:
-    """Explain a client that did not read by what it is: a copy, a subscriber, or one that only asks."""
+    """Explain a client that was cut off by what it is: a copy, a subscriber, or one that only asks."""
     if (found := _CLIENT.search(match.text)) is None:
         return None
     waiting = f" ({counted(int(found['waiting']), 'byte')} waited: omem)" if found["waiting"] else ""
@@ -96,15 +96,16 @@ def _cut_off(match: Match, writers: Writers) -> Passage | None:
     if "P" in flags or found["sub"] != "0":
         return passage_of(
             match,
-            [f"{match.message.means.removesuffix('.')}{waiting}." if waiting else match.message.means],
+            [match.message.means.replace("of a client", f"of a client{waiting}", 1)],
             [match.message.do],
             [],
         )
     words = [
         (
-            f"Redis closed the connection of a client that asked and did not read the answer (flags={flags}:"
-            f" no subscription, no replica){waiting}: a MONITOR that was left open, or another program with"
-            " large answers. A process of Synapse receives over another connection, which was not cut off."
+            "Redis closed the connection of a client that asked for more than it read in time"
+            f" (flags={flags}: no subscription, no replica){waiting}: a MONITOR that was left open, or"
+            " another program with large answers. A process of Synapse receives over another connection,"
+            " which was not cut off."
         )
     ]
     advice = [

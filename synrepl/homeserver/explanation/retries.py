@@ -4,11 +4,13 @@ Synapse tries a transaction six times in all, and logs each failure with the tra
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from synrepl.homeserver.explanation.faults import find_fault, is_of_fault, with_fault
 from synrepl.homeserver.explanation.messages import Match
 from synrepl.homeserver.explanation.pasted_lines import Header
 from synrepl.homeserver.explanation.results import MAX_NUMBERS, Passage
@@ -22,6 +24,9 @@ USED_UP: Final = "txn_used_up"
 
 TRIES: Final = 6
 """The first try of a transaction and its repeats."""
+
+MANY: Final = 3
+"""So many transactions of one name that failed may be all of them."""
 
 MAX_KEPT: Final = 1000
 """Of so many transactions the tries are counted: the last ones."""
@@ -39,8 +44,8 @@ _OF_MANY: Final = re.compile(
 """Transactions that many requests make at once, on rows that they share."""
 
 OFTEN: Final = (
-    "a few are normal, and of this transaction many too: many requests at once write such rows. Look into it"
-    f" where tries are used up ({TRIES} such lines of one transaction)"
+    "a few are normal, and now and then many: many requests at once write such rows. Look into it where"
+    f" tries are used up ({TRIES} such lines of one transaction), or where that name comes on and on: update"
 )
 BY_ONE: Final = (
     "two clients, or two processes of a bot, write the account data of one user at the same moment: let one"
@@ -48,8 +53,7 @@ BY_ONE: Final = (
 )
 BY_SEVERAL: Final = (
     "repeat what failed after a pause. Where it comes again and again, see who writes the same rows at the"
-    " same moment: two clients or bots of one user, or two processes that do the same work (synrepl inspect"
-    " --files)"
+    " same moment, as two clients or bots of one user, and update, as a fault of the release may be behind it"
 )
 AFTERWARDS: Final = "repeat what failed once that is mended"
 _GENERAL: Final = "a few are normal."
@@ -134,20 +138,33 @@ class Retries:
     def told(self, passages: Sequence[Passage]) -> list[Passage]:
         """Say of the transactions what became of them."""
         if not self._used_up:
-            repeated = max((one.count for one in self._tries.values()), default=0)
-            return [self._with_repeats(one, repeated) for one in passages]
-        reasons = [one for one in passages if one.kind in MESSAGES]
+            return [self._with_repeats(one) for one in passages]
+        reasons = [one for one in passages if one.kind in MESSAGES and not is_of_fault(one)]
         others = [one for one in passages if one.kind not in MESSAGES or self._failed < self._lines]
         return [*others, *(self._passage(one, reasons) for one in self._used_up.values())]
 
-    def _with_repeats(self, passage: Passage, repeated: int) -> Passage:
-        if passage.kind not in MESSAGES or repeated < 2:
+    def _with_repeats(self, passage: Passage) -> Passage:
+        """Say which transaction failed most often, as the text does not tell how its last try ended."""
+        most = max(self._tries.values(), key=lambda one: one.count, default=None)
+        if passage.kind not in MESSAGES or most is None:
             return passage
-        told = (
-            f"No transaction in this text failed more than {repeated} of its {TRIES} times: as far as the"
-            " text goes each was repeated, and none failed for good."
-        )
-        return msgspec.structs.replace(passage, words=[*passage.words, told])
+        told = []
+        if most.count > 1:
+            told = [
+                (
+                    f"The transaction {printable(most.name[:200])} failed at least {most.count} of its"
+                    f" {TRIES} times in a row. The text does not tell how its last try ended: if all failed,"
+                    " an ERROR with the exception comes after it."
+                )
+            ]
+        alike = Counter(one.description for one in self._tries.values())
+        told += [
+            f"{count} transactions {printable(name[:200])} failed at least once: if nearly all of that name"
+            " do, what they do does not go on."
+            for name, count in alike.most_common(1)
+            if count >= MANY
+        ]
+        return msgspec.structs.replace(passage, words=[*passage.words, *told])
 
     def _passage(self, tries: _Tries, reasons: Sequence[Passage]) -> Passage:
         name, request = printable(tries.name[:200]), printable(tries.request[:200])
@@ -172,7 +189,7 @@ class Retries:
             words.insert(1, f"So it went with {tries.alike} transactions of that name in this text.")
         steps = [step for one in of_it or reasons for step in one.advice if not step.startswith(_GENERAL)]
         race = BY_ONE if _OF_ACCOUNT.match(tries.name) else BY_SEVERAL
-        return Passage(
+        passage = Passage(
             kind=USED_UP,
             severity="error",
             text=printable(f"{{{tries.name}}} {tries.reason}"[:300]),
@@ -183,6 +200,8 @@ class Retries:
             first_time=tries.times[0],
             last_time=tries.times[-1],
         )
+        fault = find_fault([f"{tries.name} {tries.reason}"], ())
+        return passage if fault is None else with_fault(passage, fault)
 
 
 def _is_of_all(word: str) -> bool:

@@ -1,0 +1,140 @@
+"""Requests that waited for a stream: joins the wait, what became of it, and the line that ends the delay."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from synrepl.homeserver.explanation.messages import Match
+from synrepl.homeserver.explanation.pasted_lines import Header
+from synrepl.homeserver.explanation.results import Passage
+from synrepl.html.humanize import span
+from synrepl.wire.text import printable
+
+MAX_KEPT: Final = 1000
+"""So many waits, failures and ends of a delay are kept: the last ones."""
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+_WAITS: Final = "repl_wait_start"
+_GAVE_UP: Final = "repl_wait_timeout"
+_FAILED: Final = ("client_request_failed", "client_write_failed", "replication_request_failed")
+_DONE: Final = (
+    "The process that was asked for it had done its part before the wait began: what seems to have failed, as"
+    " a new room, is most likely there."
+)
+_LOOK: Final = "see whether it is there before it is asked for again: do not create it anew"
+_LOAD: Final = (
+    "look at the load of this process, of Redis and of the writer of {} at that time; once it is caught up"
+    " nothing is to be mended"
+)
+
+
+class _Wait(NamedTuple):
+    """A line with a stream and a position: that it is waited for, or reached."""
+
+    stream: str
+    position: int
+    time: str
+    line: int
+
+
+class LateStreams:
+    """Keeps who waited for which stream, and when it came."""
+
+    def __init__(self) -> None:
+        self._waits: dict[str, _Wait] = {}
+        self._failed: dict[int, tuple[str, str, _Wait]] = {}
+        self._ends: dict[int, _Wait] = {}
+
+    def see(
+        self, match: Match, passage: Passage, header: Header, number: int, exceptions: Sequence[str]
+    ) -> None:
+        """Keep what a line says of a wait: its begin, a request that failed with it, or its end."""
+        key, request = match.message.key, header.request
+        wait = _wait(passage, header.time, number) if key == _WAITS else None
+        if wait is not None and request:
+            self._waits.pop(request, None)
+            _keep(self._waits, request, wait)
+        elif key in _FAILED and request in self._waits and any("TimeoutError" in one for one in exceptions):
+            _keep(self._failed, number, (request, header.time, self._waits.pop(request)))
+        elif key == "repl_wait_done":
+            self._waits.pop(request, None)
+        elif key == "caught_up" and len(match.values) >= 2 and match.values[1].isdecimal():
+            end = _Wait(match.values[0].strip("'"), int(match.values[1][:20]), header.time, number)
+            _keep(self._ends, number, end)
+
+    def told(self, passages: Sequence[Passage]) -> list[Passage]:
+        """Say of requests that waited in vain what they waited for, and whether it came."""
+        return [self._told_of(one) for one in passages]
+
+    def _told_of(self, passage: Passage) -> Passage:
+        if passage.kind == _GAVE_UP and passage.count <= len(passage.lines):
+            wait = _wait(passage, passage.last_time, passage.lines[-1])
+            if wait is None or (end := self._end_of(wait, wait.line)) is None:
+                return passage
+            words = [*passage.words, _ended(end, passage.last_time)]
+            return msgspec.structs.replace(passage, words=words)
+        if passage.kind not in _FAILED or passage.count > 1 or passage.lines[0] not in self._failed:
+            return passage
+        request, time, wait = self._failed[passage.lines[0]]
+        stream = printable(wait.stream[:100])
+        passed = _between(wait.time, time)
+        cause = (
+            f"The request {printable(request[:200])} waited for the stream {stream} to reach {wait.position}"
+            f" in this process, and gave up{f' after {span(passed)}' if passed else ''}."
+        )
+        end = self._end_of(wait, passage.lines[0])
+        came = _ended(end, time) if end else "This text does not tell whether the stream came later."
+        return msgspec.structs.replace(
+            passage,
+            words=[passage.words[0], f"{cause} {came}", _DONE],
+            advice=[_LOOK, _LOAD.format(stream)],
+            cause=f"{cause} {came}",
+        )
+
+    def _end_of(self, wait: _Wait, line: int) -> _Wait | None:
+        return next(
+            (
+                one
+                for one in self._ends.values()
+                if one.line > line and one.stream == wait.stream and one.position >= wait.position
+            ),
+            None,
+        )
+
+
+def _keep(kept: dict[_K, _V], key: _K, value: _V) -> None:
+    kept[key] = value
+    if len(kept) > MAX_KEPT:
+        kept.pop(next(iter(kept)))
+
+
+def _wait(passage: Passage, time: str, line: int) -> _Wait | None:
+    """Return what a passage of a wait says, from its table."""
+    row = passage.fields[0] if passage.fields else {}
+    if "stream" not in row or "written_up_to" not in row:
+        return None
+    return _Wait(row["stream"], row["written_up_to"], time, line)
+
+
+def _ended(end: _Wait, since: str) -> str:
+    passed = _between(since, end.time)
+    after = f", {span(passed)} later" if passed else ""
+    return (
+        f"Line {end.line} says that this position was reached{after}: replication was late, and is not"
+        " broken."
+    )
+
+
+def _between(first: str, last: str) -> float:
+    """Return the seconds between two times of a log; 0 if one of them is not known."""
+    try:
+        passed = datetime.fromisoformat(last.replace(",", ".")) - datetime.fromisoformat(
+            first.replace(",", ".")
+        )
+    except (ValueError, TypeError):
+        return 0
+    return max(0, passed.total_seconds())
