@@ -44,6 +44,7 @@ from synrepl.homeserver.duties import (
 )
 from synrepl.homeserver.file_notes import MAX_KEY, notes_on_values
 from synrepl.homeserver.findings import Finding, Unseen
+from synrepl.homeserver.host_names import find_wrong_hosts
 from synrepl.homeserver.merging import (
     MAIN,
     MergedFiles,
@@ -200,10 +201,10 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     second, and its file. `misspelled` are keys that are no settings, with the file, and the setting that
     each is like. `read_by_main` are files of workers in a folder of the main process, each with the key that
     makes it a worker's. `left_in` is a worker's file with the listeners of the main process, if no file is
-    the main process'. `pooled` are databases whose connections a pooler shares. `unread` is what could not be
-    read of the files, and `notes` what is worth a note. `release` is the one that was given, and
-    `has_workers` says whether the file of a worker was, and `has_unknown_names` whether a template's mark
-    was left in the name of one.
+    the main process'. `in_values` are hosts that are none, and databases whose connections a pooler shares.
+    `unread` is what could not be read of the files, and `notes` what is worth a note. `release` is the one
+    that was given, and `has_workers` says whether the file of a worker was, and `has_unknown_names` whether a
+    template's mark was left in the name of one.
     """
 
     server_name: str
@@ -226,7 +227,7 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     misspelled: tuple[tuple[str, str, str], ...] = ()
     read_by_main: tuple[tuple[str, str], ...] = ()
     left_in: LeftIn | None = None
-    pooled: tuple[Finding, ...] = ()
+    in_values: tuple[Finding, ...] = ()
     unread: tuple[Unseen, ...] = ()
     notes: tuple[Finding, ...] = ()
     release: Release | None = None
@@ -401,7 +402,10 @@ class _ConfigurationLoader:
             misspelled=misspelled,
             read_by_main=tuple(self._merged.read_by_main) if self._main.is_main else (),
             left_in=None if self._main.is_main else self._left_in(),
-            pooled=tuple(find_shared_sessions(self._configs, self._poolers)),
+            in_values=(
+                *find_wrong_hosts(self._configs, self._release, self._given_release),
+                *find_shared_sessions(self._configs, self._poolers),
+            ),
             unread=tuple(self._unread),
             notes=tuple(self._notes),
             release=self._given_release,

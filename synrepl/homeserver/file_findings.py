@@ -49,7 +49,7 @@ def find_in_files(
     yield from _unmapped(homeserver)
     yield from _wrong_old_ports(homeserver)
     yield from _shared_ports(homeserver)
-    yield from homeserver.pooled
+    yield from homeserver.in_values
     if is_whole:
         yield from _contradictions(homeserver)
 
