@@ -71,7 +71,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "replaced_key": "a key that another file, or the same, has again: what is lost makes it say nothing",
         "ignored_key": "a key that the release does not read yet",
         "no_listeners": "the main process listens nowhere: it serves nobody (a note)",
-        "no_main_port": "a worker of before 1.84 serves requests, and has no port of the main process",
+        "no_main_port": "a worker of before 1.84 has work, and no port of the main process",
         "wrong_host": "a host of Redis, a process or the database is a path, a URL, or has a port in it",
         "port_twice": "two processes of one machine, or two listeners of one process, are at one port",
         "pooled_sessions": "a pooler shares the connections that Synapse has set up for itself",

@@ -462,7 +462,8 @@ def test_a_worker_without_a_server_name_has_the_main_process_file_as_well(tmp_pa
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_what_two_processes_do_for_all(tmp_path: Path, release: str, is_shared: bool) -> None:
     """The old switch in the worker's file alone leaves it to both (mautrix/whatsapp#250)."""
-    worker = {"worker_app": "synapse.app.appservice", "worker_name": "w1"}
+    port = {} if release == "1.163" else {"worker_replication_http_port": 9093}
+    worker = {"worker_app": "synapse.app.appservice", "worker_name": "w1", **port}
     switch = {"notify_appservices": False}
     files = {**WHOLE, **(switch if is_shared else {})}, {**worker, **({} if is_shared else switch)}
     options = write(tmp_path, homeserver=files[0], w1=files[1])
