@@ -889,6 +889,25 @@ def test_a_key_that_is_written_wrong(tmp_path: Path, key: str, meant: str) -> No
     assert [f"did you mean {meant}?"] * bool(meant) == [why.partition("; ")[2] for why in told]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("run_background_tasks", True, "set `run_background_tasks_on: NAME` in the shared file"),
+        ("run_background_tasks", "w1", "rename it to `run_background_tasks_on`"),
+        ("federation_senders_instances", 2, "set `federation_sender_instances: [NAME]` in the shared file"),
+        ("federation_senders_instances", ["w1"], "rename it to `federation_sender_instances`"),
+        ("streams_writers", ["w1"], "remove it; its value is none of `stream_writers` either"),
+        ("start_pusher", "w1", "remove it; its value is none of `start_pushers` either"),
+        ("start_pusher", False, "rename it to `start_pushers`"),
+    ],
+)
+def test_a_key_is_renamed_if_that_helps(tmp_path: Path, key: str, value: Any, remedy: str) -> None:
+    """A blog has `run_background_tasks: true` in a worker's file: renamed it does nothing either."""
+    files = write(tmp_path, homeserver=WHOLE, w1={**WORKER, key: value})
+    [found] = [one for one in run(*files, code=UNWELL)["findings"] if one["kind"] == "misspelled_key"]
+    assert remedy in found["remedy"]
+
+
 def test_one_note_of_many_processes_is_one_line(tmp_path: Path) -> None:
     """A homeserver of 58 processes without metrics had 58 such lines."""
     for number in range(1, 5):
