@@ -44,6 +44,7 @@ from synrepl.homeserver.duties import (
 )
 from synrepl.homeserver.file_notes import MAX_KEY, notes_on_values
 from synrepl.homeserver.findings import Finding, Unseen
+from synrepl.homeserver.host_names import find_wrong_hosts
 from synrepl.homeserver.merging import (
     MAIN,
     MergedFiles,
@@ -183,6 +184,17 @@ class LeftIn(msgspec.Struct, frozen=True, kw_only=True):
     has_replication: bool
 
 
+class MisspelledKey(msgspec.Struct, frozen=True):
+    """A key that is no setting, and its file. `meant` is the setting that it is like; empty of a list of
+    workers. `fits`: its value may be one of that setting.
+    """
+
+    key: str
+    file: str
+    meant: str = ""
+    fits: bool = True
+
+
 class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     """What the files say of a homeserver. Its `server_name` is empty if they are a part of them.
 
@@ -197,13 +209,12 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     process does. `twice` are files that have a process' name in common, by the name. `unnamed` are files
     without a `worker_name`, by the `worker_app` that Synapse takes for the name then. `shared_ports` are
     those of two processes on one machine, or of two listeners of one: the port, the first process, the
-    second, and its file. `misspelled` are keys that are no settings, with the file, and the setting that
-    each is like. `read_by_main` are files of workers in a folder of the main process, each with the key that
-    makes it a worker's. `left_in` is a worker's file with the listeners of the main process, if no file is
-    the main process'. `pooled` are databases whose connections a pooler shares. `unread` is what could not be
-    read of the files, and `notes` what is worth a note. `release` is the one that was given, and
-    `has_workers` says whether the file of a worker was, and `has_unknown_names` whether a template's mark
-    was left in the name of one.
+    second, and its file. `misspelled` are keys that are no settings. `read_by_main` are files of workers in a
+    folder of the main process, each with the key that makes it a worker's. `left_in` is a worker's file with
+    the listeners of the main process, if no file is the main process'. `in_values` are hosts that are none,
+    and databases whose connections a pooler shares. `unread` is what could not be read of the files, and
+    `notes` what is worth a note. `release` is the one that was given, and `has_workers` says whether the file
+    of a worker was, and `has_unknown_names` whether a template's mark was left in the name of one.
     """
 
     server_name: str
@@ -223,10 +234,10 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     twice: Mapping[str, tuple[str, ...]] = {}
     unnamed: Mapping[str, tuple[str, ...]] = {}
     shared_ports: tuple[tuple[int, str, str, str], ...] = ()
-    misspelled: tuple[tuple[str, str, str], ...] = ()
+    misspelled: tuple[MisspelledKey, ...] = ()
     read_by_main: tuple[tuple[str, str], ...] = ()
     left_in: LeftIn | None = None
-    pooled: tuple[Finding, ...] = ()
+    in_values: tuple[Finding, ...] = ()
     unread: tuple[Unseen, ...] = ()
     notes: tuple[Finding, ...] = ()
     release: Release | None = None
@@ -321,7 +332,7 @@ class _ConfigurationLoader:
                 " judged; give all files of each process",
             )
         misspelled = tuple(dict.fromkeys(self._misspelled()))
-        told = frozenset(key for key, _, _ in misspelled)
+        told = frozenset(one.key for one in misspelled)
         self._notes += notes_on_values(self._configs, self._release, told=told)
         for one in self._merged.unfilled:
             self._miss(
@@ -401,7 +412,10 @@ class _ConfigurationLoader:
             misspelled=misspelled,
             read_by_main=tuple(self._merged.read_by_main) if self._main.is_main else (),
             left_in=None if self._main.is_main else self._left_in(),
-            pooled=tuple(find_shared_sessions(self._configs, self._poolers)),
+            in_values=(
+                *find_wrong_hosts(self._configs, self._release, self._given_release),
+                *find_shared_sessions(self._configs, self._poolers),
+            ),
             unread=tuple(self._unread),
             notes=tuple(self._notes),
             release=self._given_release,
@@ -425,16 +439,17 @@ class _ConfigurationLoader:
                     )
         return None
 
-    def _misspelled(self) -> Iterator[tuple[str, str, str]]:
+    def _misspelled(self) -> Iterator[MisspelledKey]:
         for config in self._configs:
             for key in config.values:
                 if key in KEYS or key in MEANT or not isinstance(key, str) or len(key) >= MAX_KEY:
                     continue
                 if _lists_workers(key, config.get(key)):
-                    yield key, config.origin(key), ""
+                    yield MisspelledKey(key, config.origin(key))
                     continue
                 for meant in difflib.get_close_matches(key, MEANT, 1, _NEAR):
-                    yield key, config.origin(key), meant
+                    fits = may_be_value(meant, config.get(key))
+                    yield MisspelledKey(key, config.origin(key), meant, fits=fits)
 
     def _server_name(self) -> str:
         names = [config.get("server_name") for config in self._configs]
@@ -841,6 +856,18 @@ class _ConfigurationLoader:
 
     def _note(self, kind: str, why: str, remedy: str, *, process: str = "") -> None:
         self._notes.append(Finding(kind=kind, process=str(process), why=why, remedy=remedy))
+
+
+def may_be_value(key: str, value: Any) -> bool:
+    """Whether the value is of the type that this key of `MEANT` has; none may be filled in yet."""
+    if value is None or isinstance(value, Template):
+        return True
+    if key in ("stream_writers", "instance_map"):
+        return isinstance(value, dict)
+    if any(key == duty.switch for duty in DUTIES):
+        return isinstance(value, bool)
+    # Names of processes, or listeners.
+    return isinstance(value, str | list | dict)
 
 
 _OF_WORKERS: Final = re.compile(r"(?:\w+_)?workers|workers?_(?:list|configs?|instances)")

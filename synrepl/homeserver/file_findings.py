@@ -6,7 +6,7 @@ from typing import Final
 from synrepl.errors import suggest
 from synrepl.homeserver.addresses import LOOPBACK
 from synrepl.homeserver.configuration import Homeserver, Process
-from synrepl.homeserver.duties import DUTIES
+from synrepl.homeserver.duties import DOES, DUTIES
 from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, RESTART_WITH_MAIN, Finding, Unseen
 from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.refusals import Refusal, refused_by
@@ -49,7 +49,7 @@ def find_in_files(
     yield from _unmapped(homeserver)
     yield from _wrong_old_ports(homeserver)
     yield from _shared_ports(homeserver)
-    yield from homeserver.pooled
+    yield from homeserver.in_values
     if is_whole:
         yield from _contradictions(homeserver)
 
@@ -237,7 +237,8 @@ def _without_name(count: int) -> str:
 
 
 def _misspelled(homeserver: Homeserver) -> Iterator[Finding]:
-    for key, file, meant in homeserver.misspelled:
+    for one in homeserver.misspelled:
+        key, file, meant = one.key, one.file, one.meant
         if not meant:
             yield Finding(
                 kind="misspelled_key",
@@ -252,9 +253,21 @@ def _misspelled(homeserver: Homeserver) -> Iterator[Finding]:
             kind="misspelled_key",
             why=f"`{printable(key)}` in {file} is no setting: Synapse ignores it, and says nothing;"
             f" did you mean {meant}?",
-            remedy=f"rename it to `{meant}`",
+            remedy=f"rename it to `{meant}`" if one.fits else _instead(meant),
             cost=RESTART_ALL,
         )
+
+
+def _instead(meant: str) -> str:
+    """What to do with a misspelled key whose value is none of the setting that it is like."""
+    duty = next((duty for duty in DUTIES if duty.names == meant), None)
+    if duty is None:
+        return f"remove it; its value is none of `{meant}` either"
+    value = "[NAME]" if duty.takes_list else "NAME"
+    return (
+        f"remove it; its value is none of `{meant}` either, which names processes. If one is meant that"
+        f" {DOES[duty.name]}, set `{meant}: {value}` in the shared file, with its worker_name"
+    )
 
 
 def _and_listener(homeserver: Homeserver) -> str:

@@ -273,13 +273,14 @@ def _old_expiry(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
 
 def _autotuning(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
     """Limits that only count where the memory is counted, which no file says."""
-    for file in dict.fromkeys(
+    files = dict.fromkeys(
         config.origin("caches") for config in configs if config.mapping("caches").get("cache_autotuning")
-    ):
+    )
+    if files:
         yield Finding(
             kind="needs_jemalloc",
-            why=f"`caches: cache_autotuning` in {file} counts only in a process that has jemalloc loaded: one"
-            " without it keeps no limit, and says nothing of it",
+            why=f"`caches: cache_autotuning` in {several([*files])} counts only in a process that has"
+            " jemalloc loaded: one without it keeps no limit, and says nothing of it",
             remedy="the image for Docker has it; elsewhere set LD_PRELOAD to libjemalloc.so.2 for each"
             " process. The limits are of all that the process has allocated, not of the caches alone",
         )

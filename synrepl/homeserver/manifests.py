@@ -1,4 +1,4 @@
-"""Files of Synapse that are in other files: in manifests of Kubernetes, and in files of Docker Compose.
+"""Files of Synapse and PgBouncer in other files: in manifests of Kubernetes, and in files of Docker Compose.
 
 A ConfigMap, a Secret, or an entry of `configs` or `volumes` with its `content` has a file whole, as the
 process gets it. Marks that something else fills in later stay in it, as they do in a file of Synapse's.
@@ -33,7 +33,7 @@ def load_parts(path: Path, keys: Iterable[str]) -> list[tuple[Path, list[Any]]]:
     known = frozenset(keys)
     documents = load_documents(content)
     found = []
-    for name, text in _inside(documents):
+    for name, text in _inside(documents, _ENDS):
         place = Path(f"{path}: {name}")
         layers = load_layers(place, text.encode(errors="replace"))
         if any(isinstance(layer, dict) and not known.isdisjoint(layer) for layer in layers):
@@ -45,6 +45,17 @@ def load_parts(path: Path, keys: Iterable[str]) -> list[tuple[Path, list[Any]]]:
     return found or [(path, load_layers(path, content))]
 
 
+def texts_in(path: Path, end: str) -> list[tuple[Path, str]]:
+    """The files in this one whose names have this end, as far as names are told: place and text.
+
+    Raises `ConfigError` if it cannot be read.
+    """
+    content = read_small_file(path)
+    if not any(mark in content for mark in _MARKS):
+        return []
+    return [(Path(f"{path}: {name}"), text) for name, text in _inside(load_documents(content), (end,))]
+
+
 def kinds_of(documents: Iterable[Any]) -> list[str]:
     """The kinds of the manifests among these documents, if all are manifests; otherwise none."""
     given = [one for one in documents if one is not None]
@@ -53,25 +64,25 @@ def kinds_of(documents: Iterable[Any]) -> list[str]:
     return list(dict.fromkeys(named)) if len(named) == len(given) else []
 
 
-def _inside(documents: list[Any]) -> Iterator[tuple[str, str]]:
+def _inside(documents: list[Any], ends: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """The names and texts of the files in these documents."""
     if kinds_of(documents):
         for document in documents:
-            yield from _of_manifest(document or {})
+            yield from _of_manifest(document or {}, ends)
     elif len(documents) == 1 and isinstance(documents[0], dict):
-        yield from _of_compose(documents[0])
+        yield from _of_compose(documents[0], ends)
 
 
-def _of_manifest(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _of_manifest(manifest: Mapping[str, Any], ends: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     if isinstance(items := manifest.get("items"), list):
         for one in items:
-            yield from _of_manifest(one if isinstance(one, dict) else {})
+            yield from _of_manifest(one if isinstance(one, dict) else {}, ends)
         return
     named = _mapping(manifest, "metadata").get("name", manifest.get("kind"))
     is_secret = manifest.get("kind") == "Secret"
     for key in ("data", "stringData"):
         for name, text in _mapping(manifest, key).items():
-            if isinstance(text, str) and str(name).endswith(_ENDS):
+            if isinstance(text, str) and str(name).endswith(ends):
                 yield f"{named}/{name}", _decoded(text) if is_secret and key == "data" else text
 
 
@@ -82,7 +93,7 @@ def _decoded(text: str) -> str:
         return ""
 
 
-def _of_compose(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _of_compose(document: Mapping[str, Any], ends: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     services = _mapping(document, "services")
     if not services:
         return
@@ -94,7 +105,7 @@ def _of_compose(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for one in volumes if isinstance(volumes, list) else ():
             if isinstance(one, dict) and isinstance(text := one.get("content"), str):
                 name = Path(str(one.get("target", one.get("source", "")))).name
-                if name.endswith(_ENDS):
+                if name.endswith(ends):
                     yield name, text
 
 

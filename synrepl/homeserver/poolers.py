@@ -16,6 +16,7 @@ import msgspec
 from synrepl.errors import ConfigError
 from synrepl.homeserver.file_notes import DEFAULT_POOL
 from synrepl.homeserver.findings import Finding
+from synrepl.homeserver.manifests import texts_in
 from synrepl.homeserver.merging import ProcessConfig, Template, as_mapping
 from synrepl.html.humanize import counted, several
 from synrepl.small_files import read_small_file
@@ -30,6 +31,7 @@ MAX_CLIENTS: Final = 100
 SHARED: Final = ("transaction", "statement")
 """The modes in which connections to PostgreSQL are shared."""
 POSTGRES_PORT: Final = 5432
+_SECTION: Final = re.compile(r"^\s*\[pgbouncer\]", re.MULTILINE)
 _WORD: Final = re.compile(r"(\w+)\s*=\s*(?:'([^']*)'|(\S*))")
 
 
@@ -77,7 +79,8 @@ class DatabaseAddress(msgspec.Struct, frozen=True, kw_only=True):
 def take_poolers(paths: Sequence[Path]) -> tuple[list[Path], list[Pooler]]:
     """Return the paths that are no file of PgBouncer, and what those files say, and those beside the paths.
 
-    Raises `ConfigError` for a file that was given and is not what its name says.
+    Those in manifests are read as well; a manifest with nothing else in it is one of them. Raises
+    `ConfigError` for a file that was given and is not what its name says.
     """
     given = [path for path in paths if path.suffix == ".ini" and path.is_file()]
     rest = [path for path in paths if path not in given]
@@ -91,12 +94,33 @@ def take_poolers(paths: Sequence[Path]) -> tuple[list[Path], list[Pooler]]:
             poolers.append(read_pooler(path))
         except ConfigError:
             continue  # there is none, or nobody gave it to be read
+    for path in dict.fromkeys(rest):
+        inside = [one for file in _manifests(path) for one in _poolers_in(file)]
+        poolers += inside
+        if inside and path.is_file() and not texts_in(path, ".yaml") and not texts_in(path, ".yml"):
+            rest = [one for one in rest if one != path]
     return rest, poolers
+
+
+def _manifests(path: Path) -> list[Path]:
+    return sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+
+
+def _poolers_in(path: Path) -> list[Pooler]:
+    """The files of PgBouncer in a manifest, or in a file of Compose."""
+    try:
+        found = texts_in(path, ".ini")
+    except ConfigError:
+        return []  # it is told where the file is read for Synapse
+    return [_parse(str(place), text) for place, text in found if _SECTION.search(text)]
 
 
 def read_pooler(path: Path) -> Pooler:
     """Read a file of PgBouncer. Raises `ConfigError`."""
-    text = read_small_file(path).decode(errors="replace")
+    return _parse(str(path), read_small_file(path).decode(errors="replace"))
+
+
+def _parse(path: str, text: str) -> Pooler:
     # An indented line is one of its own, and no more of the one before. ``%include`` is not followed.
     lines = [line.strip() for line in text.splitlines()]
     parser = configparser.RawConfigParser(
@@ -118,7 +142,7 @@ def read_pooler(path: Path) -> Pooler:
     reserve = _number(settings.get("reserve_pool_size", ""), 0)
     default_size = settings.get("default_pool_size", "")
     return Pooler(
-        file=str(path),
+        file=path,
         port=_number(port, PORT),
         modes={name: words.get("pool_mode", mode).lower() for name, words in databases.items()},
         users_modes={

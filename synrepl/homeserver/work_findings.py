@@ -40,15 +40,20 @@ def find_in_work(homeserver: Homeserver) -> Iterator[Finding]:
     yield from _done_twice(homeserver)
     yield from _shared_by_nobody(homeserver)
     yield from _media_not_served(homeserver)
-    yield from _without_port(homeserver, is_serving=True)
+    yield from _without_port(homeserver, is_working=True)
 
 
-def _without_port(homeserver: Homeserver, *, is_serving: bool) -> Iterator[Finding]:
-    """Yield the workers that have no port of the main process. Workers that only send may do without."""
+def _needs_main_port(process: Process) -> bool:
+    """Whether it has work for which it asks the main process. What only sends over TCP may do without."""
+    return bool(process.serves or (process.has_redis and (process.duties or process.writes)))
+
+
+def _without_port(homeserver: Homeserver, *, is_working: bool) -> Iterator[Finding]:
+    """Yield the workers that have no port of the main process, by whether they need it."""
     main = homeserver.process(MAIN)
     ports = [one for one in (main.listens if main else None) or () if isinstance(one, int)]
     for process in _given(homeserver):
-        if process.lacks_main_port and bool(process.serves) == is_serving:
+        if process.lacks_main_port and _needs_main_port(process) == is_working:
             yield Finding(
                 kind="no_main_port",
                 process=process.name,
@@ -89,7 +94,7 @@ def notes_on_work(homeserver: Homeserver) -> Iterator[Finding]:
     """Yield what is unusual and may be intended; nothing of a part of the files."""
     if not homeserver.server_name:
         return
-    yield from _without_port(homeserver, is_serving=False)
+    yield from _without_port(homeserver, is_working=False)
     for process in _idle(homeserver):
         if not homeserver.has_unknown_names and _meant(process.name) is None:
             yield Finding(

@@ -133,6 +133,19 @@ def test_autotuning_needs_jemalloc(tmp_path: Path, caches: Any, count: int) -> N
     assert count == len(notes(tmp_path, "needs_jemalloc", hs={**WHOLE, "caches": caches}))
 
 
+def test_what_many_files_have_is_one_note(tmp_path: Path) -> None:
+    """A chart renders the shared keys into the file of each of its processes."""
+    own = {f"w{number}": {**WORKER, "worker_name": f"w{number}"} for number in range(1, 5)}
+    caches = {"caches": {"cache_autotuning": TUNING}}
+    told = notes(
+        tmp_path,
+        "needs_jemalloc",
+        hs={**WHOLE, **caches},
+        **{key: {**of, **caches} for key, of in own.items()},
+    )
+    assert 1 == len(told)
+
+
 @pytest.mark.parametrize(
     ("caches", "release", "count"),
     [

@@ -462,7 +462,8 @@ def test_a_worker_without_a_server_name_has_the_main_process_file_as_well(tmp_pa
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_what_two_processes_do_for_all(tmp_path: Path, release: str, is_shared: bool) -> None:
     """The old switch in the worker's file alone leaves it to both (mautrix/whatsapp#250)."""
-    worker = {"worker_app": "synapse.app.appservice", "worker_name": "w1"}
+    port = {} if release == "1.163" else {"worker_replication_http_port": 9093}
+    worker = {"worker_app": "synapse.app.appservice", "worker_name": "w1", **port}
     switch = {"notify_appservices": False}
     files = {**WHOLE, **(switch if is_shared else {})}, {**worker, **({} if is_shared else switch)}
     options = write(tmp_path, homeserver=files[0], w1=files[1])
@@ -886,6 +887,25 @@ def test_a_key_that_is_written_wrong(tmp_path: Path, key: str, meant: str) -> No
 
     told = [one["why"] for one in found["findings"] if one["kind"] == "misspelled_key"]
     assert [f"did you mean {meant}?"] * bool(meant) == [why.partition("; ")[2] for why in told]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("run_background_tasks", True, "set `run_background_tasks_on: NAME` in the shared file"),
+        ("run_background_tasks", "w1", "rename it to `run_background_tasks_on`"),
+        ("federation_senders_instances", 2, "set `federation_sender_instances: [NAME]` in the shared file"),
+        ("federation_senders_instances", ["w1"], "rename it to `federation_sender_instances`"),
+        ("streams_writers", ["w1"], "remove it; its value is none of `stream_writers` either"),
+        ("start_pusher", "w1", "remove it; its value is none of `start_pushers` either"),
+        ("start_pusher", False, "rename it to `start_pushers`"),
+    ],
+)
+def test_a_key_is_renamed_if_that_helps(tmp_path: Path, key: str, value: Any, remedy: str) -> None:
+    """A blog has `run_background_tasks: true` in a worker's file: renamed it does nothing either."""
+    files = write(tmp_path, homeserver=WHOLE, w1={**WORKER, key: value})
+    [found] = [one for one in run(*files, code=UNWELL)["findings"] if one["kind"] == "misspelled_key"]
+    assert remedy in found["remedy"]
 
 
 def test_one_note_of_many_processes_is_one_line(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """PgBouncer between Synapse and its database (matrix-org/synapse#4473)."""
 
+import base64
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from synrepl.errors import ConfigError
+from synrepl.homeserver.configuration import read_homeserver
 from synrepl.homeserver.poolers import read_pooler
-from tests.homeserver.test_files import UNWELL, WELL, WHOLE, WORKER, WRONG, run, write
+from tests.homeserver.test_files import PARTLY, UNWELL, WELL, WHOLE, WORKER, WRONG, run, write
 
 ARGS = {"user": "synapse", "dbname": "synapse", "host": "127.0.0.1", "port": 6432}
 INI = """\
@@ -172,3 +175,55 @@ def test_a_pool_that_is_smaller_than_those_of_the_processes(
     notes = [one for one in found["notes"] if one["kind"] == "small_pool"]
     assert bool(said) == bool(notes)
     assert all(text in notes[0]["why"] + notes[0]["remedy"] for text in said)
+
+
+def manifest(kind: str, key: str, text: str, name: str = "pgbouncer.ini") -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": "pool"}, key: {name: text}}
+
+
+TEXT = INI.format(databases=SYNAPSE, mode="transaction", port=6432, users="")
+MANIFESTS = {
+    "ConfigMap": manifest("ConfigMap", "data", TEXT),
+    "Secret with text": manifest("Secret", "stringData", TEXT),
+    "Secret": manifest("Secret", "data", base64.b64encode(TEXT.encode()).decode()),
+    "List": {"apiVersion": "v1", "kind": "List", "items": [manifest("ConfigMap", "data", TEXT)]},
+}
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+@pytest.mark.parametrize("document", MANIFESTS.values(), ids=list(MANIFESTS))
+def test_a_pooler_in_a_manifest(tmp_path: Path, document: dict[str, Any], is_folder: bool) -> None:
+    """As a chart renders it (code-tool/matrix-stack): it is as good as the file, alone or in a folder."""
+    shared = manifest("Secret", "stringData", yaml.safe_dump(database()), "homeserver.yaml")
+    paths = [tmp_path / "pooler.yaml", tmp_path / "synapse.yaml"]
+    for path, content in zip(paths, (document, shared), strict=True):
+        path.write_text(yaml.safe_dump(content))
+    given = [tmp_path] if is_folder else paths
+    found = run(*[word for path in given for word in ("--homeserver", path)], code=UNWELL)
+
+    assert ["pooled_sessions"] == kinds(found)
+    assert f"through the PgBouncer of {paths[0]}: pool/pgbouncer.ini" in found["findings"][0]["why"]
+    assert [] == found["unseen"]
+
+
+def test_a_manifest_beside_a_plain_file(tmp_path: Path) -> None:
+    """It is not told to be no configuration of Synapse."""
+    (tmp_path / "pool").write_text(yaml.safe_dump(MANIFESTS["ConfigMap"]))
+    found = run(*write(tmp_path, homeserver=database()), "--homeserver", tmp_path / "pool", code=UNWELL)
+    assert (["pooled_sessions"], []) == (kinds(found), found["unseen"])
+
+
+def test_a_manifest_of_another_ini(tmp_path: Path) -> None:
+    document = manifest("ConfigMap", "data", "[other]\na = 1\n")
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(document))
+    write(tmp_path, homeserver=database())
+    found = run(
+        "--homeserver", tmp_path / "homeserver.yaml", "--homeserver", tmp_path / "other.yaml", code=PARTLY
+    )
+    assert ["pooler"] == kinds(found)
+
+
+def test_a_manifest_of_a_pooler_alone(tmp_path: Path) -> None:
+    (tmp_path / "pool.yaml").write_text(yaml.safe_dump(MANIFESTS["ConfigMap"]))
+    with pytest.raises(ConfigError, match="is a file of PgBouncer, and says nothing of a homeserver"):
+        read_homeserver([tmp_path / "pool.yaml"])

@@ -213,23 +213,30 @@ def test_a_workers_key_where_there_is_no_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("app", "serves", "release", "where"),
+    ("app", "serves", "has_redis", "release", "where"),
     [
-        ("generic_worker", ["client"], "1.40", "findings"),
-        ("federation_sender", [], "1.40", "notes"),
-        ("federation_sender", [], "1.84", ""),
+        ("generic_worker", ["client"], True, "1.40", "findings"),
+        ("federation_sender", [], True, "1.40", "findings"),
+        ("pusher", [], True, "1.25", "findings"),
+        # It sends what it hears, and what it has sent it says, over TCP.
+        ("federation_sender", [], False, "1.25", "notes"),
+        ("generic_worker", [], True, "1.40", "notes"),
+        ("federation_sender", [], True, "1.84", ""),
     ],
 )
 def test_a_worker_without_a_port_of_the_main_process(
-    tmp_path: Path, app: str, serves: list[str], release: str, where: str
+    tmp_path: Path, app: str, serves: list[str], has_redis: bool, release: str, where: str
 ) -> None:
     """(matrix-org/synapse#9185 has it as the port of TCP)"""
-    shared = {
+    shared: dict[str, Any] = {
         "server_name": "x",
-        "redis": {"enabled": True},
+        "redis": {"enabled": has_redis},
+        "start_pushers": False,
         "send_federation": False,
         "listeners": [listener("replication", port=9093)],
     }
+    if not has_redis:
+        shared["listeners"] += [{"type": "replication", "port": 9092}]
     own = worker("s1", *[listener(name) for name in serves], app=app, worker_replication_host="127.0.0.1")
     found = run(
         *write(tmp_path, homeserver=shared, s=own),

@@ -96,7 +96,8 @@ def test_a_worker_of_which_nothing_is_known_is_noted(tmp_path: Path) -> None:
 def test_two_senders_that_share_nothing(tmp_path: Path, release: str) -> None:
     """Each sends everything (spantaleev/matrix-docker-ansible-deploy#931)."""
     shared = {**WHOLE, "send_federation": False}
-    own = {f"s{at}": worker(f"sender-{at}", app="federation_sender") for at in (0, 1)}
+    port = {} if release == "1.163" else {"worker_replication_http_port": 9093}
+    own = {f"s{at}": worker(f"sender-{at}", app="federation_sender", **port) for at in (0, 1)}
     found = one(
         run(*write(tmp_path, homeserver=shared, **own), "--synapse", release, code=UNWELL), "done_twice"
     )

@@ -121,11 +121,13 @@ def _inspect_files(homeserver: "Homeserver", output: Output) -> int:
 
 def _redis(homeserver: "Homeserver") -> dict[str, Any] | None:
     """The homeserver's Redis by the names of its configuration, without a password."""
+    from synrepl.homeserver.host_names import without_user
+
     redis = homeserver.redis
     if redis is None:
         return None
     return {
-        "host": None if redis.path else redis.host,
+        "host": None if redis.path else without_user(redis.host),
         "port": None if redis.path else redis.port,
         "path": redis.path or None,
         "dbid": redis.dbid,
