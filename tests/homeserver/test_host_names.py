@@ -117,7 +117,7 @@ def test_a_main_process_whose_host_is_none(tmp_path: Path) -> None:
         "redis": {"enabled": True},
         "listeners": [listener("client", "replication", port=9093)],
     }
-    old = {"worker_replication_host": "http://hs:9093", "worker_replication_http_port": 9093}
+    old: dict[str, Any] = {"worker_replication_host": "http://hs:9093", "worker_replication_http_port": 9093}
     files = write(tmp_path, homeserver=shared, w=worker("w1", listener("client"), **old))
     found = one(run(*files, "--synapse", "1.60", code=UNWELL), "wrong_host")
 
