@@ -59,7 +59,8 @@ POST_SECONDS: Final = STALLED_SECONDS + 30.0
 """Timeout of a request. Its answer waits while the upstream does not read; see `STALLED_SECONDS`."""
 
 LAST_WORDS_SECONDS: Final = 5.0
-"""How long the answer may take to bring the reason, after the upstream said that the connection has ended."""
+"""How long the answer may take to bring the upstream's reason after a request failed: the two have
+connections of their own, and when an upstream stops, either may be seen to end first."""
 
 _id: Final = re.compile(r"[0-9a-f]{32,128}", re.ASCII)
 
@@ -222,9 +223,7 @@ class _HttpTransport(Protocol):
             return
         error: Any = failure.value
         self._failure = error if isinstance(error, ReplicationError) else NotConnected(str(error))
-        # The answer has the reason of an upstream that has closed the connection.
-        is_ended = isinstance(error, HttpError) and error.code == "no_connection"
-        self._end_timer.restart(LAST_WORDS_SECONDS if is_ended else 0)
+        self._end_timer.restart(0 if _is_final(error) else LAST_WORDS_SECONDS)
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -269,6 +268,13 @@ class _HttpTransport(Protocol):
     def getHost(self) -> HostnameAddress:
         """No address: each request has its own connection."""
         return HostnameAddress(b"", 0)
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether the upstream has said what is wrong with a request: its answer has no other reason to bring."""
+    if isinstance(error, HttpError):
+        return error.status < 500 and error.code != "no_connection"
+    return isinstance(error, RemoteProtocolError)
 
 
 def _address(url: str) -> HostnameAddress:

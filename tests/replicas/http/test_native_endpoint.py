@@ -4,14 +4,18 @@ from typing import Any
 
 from treq.testing import StubTreq
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
 from twisted.internet.error import ConnectionRefusedError as ConnectionRefused
 from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web._newclient import ResponseNeverReceived
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
 from synrepl.base.access import Keyring
 from synrepl.base.response_errors import NeverSent
 from synrepl.errors import NotConnected, RemoteProtocolError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.replicas.command_forwarder import CommandForwarder
 from synrepl.replicas.http.native_endpoint import (
     LAST_WORDS_SECONDS,
@@ -254,7 +258,7 @@ class PostingTests(EndpointCase):
         conversation = self.connected(self.upstream())
         self.client.failure = ConnectionRefused()
         conversation.acknowledge(LogPosition(1, 0, ""), 0)
-        self.pass_(1)
+        self.pass_(1 + LAST_WORDS_SECONDS)
 
         failed = Deferred.fromCoroutine(conversation.next())
         why = str(self.failureResultOf(failed, NotConnected).value)
@@ -276,6 +280,36 @@ class PostingTests(EndpointCase):
         failed = Deferred.fromCoroutine(conversation.next())
         why = str(self.failureResultOf(failed, NotConnected).value)
         self.assertEqual("ERROR from the upstream: server shutting down", why)
+
+    def test_the_reason_is_waited_for_however_a_request_failed(self) -> None:
+        """The two connections end in any order: a request that was cut or refused may be seen first."""
+        failures = (
+            ResponseNeverReceived([Failure(ConnectionDone())]),
+            ConnectionRefused(),
+            HttpError(502, "error", "Bad Gateway"),
+        )
+        for failure in failures:
+            with self.subTest(failure=failure):
+                conversation = self.connected(self.upstream())
+                self.client.failure = failure
+                conversation.acknowledge(LogPosition(1, 0, ""), 0)
+                self.pass_(1)
+                next(iter(self.registry.connected)).connection.fail("server shutting down")
+                self.pass_(1)
+
+                failed = Deferred.fromCoroutine(conversation.next())
+                why = str(self.failureResultOf(failed, NotConnected).value)
+                self.assertEqual("ERROR from the upstream: server shutting down", why)
+
+    def test_a_refused_request_ends_the_conversation_at_once(self) -> None:
+        """The upstream has said what is wrong, and goes on with its answer."""
+        conversation = self.connected(self.upstream())
+        self.client.failure = HttpError(400, "bad_offset", "7 bytes were received before, and not 9")
+        conversation.acknowledge(LogPosition(1, 0, ""), 0)
+        self.pass_(1)
+
+        failed = Deferred.fromCoroutine(conversation.next())
+        self.assertIn("7 bytes were received", str(self.failureResultOf(failed, NotConnected).value))
 
     @staticmethod
     def name_of(conversation: NativeConversation) -> str:
