@@ -99,7 +99,8 @@ def test_a_replica_that_stays_away_loses_its_lease_and_joins_again(tmp_path: Pat
             replica.start()
             replica.wait_for(lambda said: said["state"] == "stale", "a stale replica")
             assert not replica.is_ready()
-        primary.native.slow(300_000)
+            # Before it can connect: it is to be asked while it joins.
+            primary.native.slow(300_000)
         with always_answers(replica) as seen:
             # A JOIN may have come and gone between two looks; that there was one can be seen ever after.
             replica.wait_for(
