@@ -3,6 +3,7 @@
 import pytest
 
 from synrepl.homeserver.explanation import Passage, explain
+from synrepl.homeserver.explanation.background_tasks import TASKS
 from synrepl.homeserver.explanation.exceptions import told_of_exception
 from synrepl.homeserver.explanation.faults import ReleaseFault, find_fault, known_faults
 from synrepl.homeserver.explanation.messages import known_messages
@@ -542,6 +543,14 @@ def test_what_a_line_says_is_told(text: str, words: str, never: str) -> None:
 
     assert words in said(found[0])
     assert all(never not in said(one) for one in found)
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if not name.endswith("-")])
+def test_each_task_in_the_background_is_told_by_its_name(name: str) -> None:
+    line = f"Background process '{name}-1' threw an exception"
+    [passage] = explain(logged("metrics.background_process_metrics", "ERROR", line)).passages
+
+    assert TASKS[name].missing in said(passage)
 
 
 def failed(*names: str, why: str = "TimeoutError('')") -> str:
