@@ -148,6 +148,8 @@ def test_what_failed_is_told_with_what_is_known_of_it(
         ("KeyError: 'a'", ["synapse/config/tls.py"], "read its configuration"),
         ("KeyError: 'a'", ["synapse/state/v2.py"], "it is not there"),
         ("psycopg2.errors.InternalError: x", [], "reports a fault of its own"),
+        ("sqlite3.InterfaceError: x", [], "SQLite's driver"),
+        ("psycopg2.InterfaceError: x", [], "on a connection that is closed"),
         ("StopIteration: []", [], ""),
         ("no exception at all", [], ""),
     ],
@@ -543,6 +545,43 @@ def test_what_a_line_says_is_told(text: str, words: str, never: str) -> None:
 
     assert words in said(found[0])
     assert all(never not in said(one) for one in found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "TypeError: Cannot read properties of undefined (reading 'x')",
+        "Error: something",
+        "assertionError: x",
+        "NoSuchThingError: x",
+    ],
+)
+def test_what_is_no_exception_of_python_is_not_told(line: str) -> None:
+    assert explain(line).passages == []
+
+
+REFUSED = (
+    "<XForwardedForRequest at 0x7fb07b58ad68 method='GET' uri='/_matrix/client/r0/sync' site=8108>"
+    " SynapseError: 404 - Could not find event $3AJgBnxl5BLJs3Sp0L3GWojCeItDi98uVpmuqWH"
+)
+ANSWERED = (
+    "10.0.0.1 - 8108 - {@ada:example.org} Processed request: 3.9sec/0.0sec (2.0sec, 0.6sec)"
+    ' (0.2sec/1.5sec/2) 101B 404 "GET /_matrix/client/r0/sync HTTP/1.1" "Riot" [1 dbevts]'
+)
+
+
+@pytest.mark.parametrize(
+    ("request_of_the_answer", "severity"), [("GET-7", "normal"), ("GET-8", "look")], ids=["same", "other"]
+)
+def test_an_answer_has_the_reason_of_its_refusal(request_of_the_answer: str, severity: str) -> None:
+    """As matrix-org/synapse#7065 has it: no listener lacks a path there."""
+    text = logged("http.server", "INFO", REFUSED) + logged("access.http.8108", "INFO", ANSWERED).replace(
+        "GET-7", request_of_the_answer
+    )
+    [answer] = [one for one in explain(text).passages if one.kind == "request"]
+
+    assert answer.severity == severity
+    assert ("listener" in said(answer)) == (severity == "look")
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if not name.endswith("-")])

@@ -131,6 +131,32 @@ def _refused(match: Match) -> Passage | None:
     return passage_of(match, [words], ["see what was logged before with the same request, as in GET-17"], [])
 
 
+MAX_REFUSALS: Final = 1000
+"""So many refused requests are kept until the line of their answer comes: the last ones."""
+
+
+class Refusals:
+    """The requests of which a line tells why they were refused: their answer needs no other reason."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, str] = {}
+
+    def told(self, passage: Passage, match: Match, request: str) -> Passage:
+        """Say of the answer to a refused request that this line before is its reason."""
+        key = match.message.key
+        if key == "client_refused" and request:
+            self._codes[request] = match.values[-2]
+            if len(self._codes) > MAX_REFUSALS:
+                del self._codes[next(iter(self._codes))]
+        if key != "request" or (code := self._codes.pop(request, "")) == "":
+            return passage
+        found = _REQUEST.search(match.text)
+        if found is None or found["code"] != code or code == str(HTTPStatus.UNAUTHORIZED.value):
+            return passage
+        words = [f"The request was answered with {code}, for the reason that another line of it tells."]
+        return msgspec.structs.replace(passage, words=words, advice=[], severity="normal")
+
+
 def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> Passage | None:
     """Explain a request that was refused or failed, or was slow between processes; None for all others."""
     is_internal = path.startswith("/_synapse/replication/")
