@@ -538,6 +538,189 @@ OLD_PATH = "http://localhost:29318/transactions/44428"
             "The server for calls, coturn, and not Synapse",
             "nothing failed",
         ),
+        # Why an application service is not reached (element-hq/synapse#18754)
+        (
+            logged(
+                "appservice.api",
+                "WARNING",
+                "push_bulk to http://[fd00::1]:9898 threw exception(InvalidCodepoint) Codepoint U+003A at"
+                " position 5 of 'fd00::1' not allowed args=()",
+            ),
+            "a name in its place that resolves to the same address",
+            "not known",
+        ),
+        # An exception alone (element-hq/synapse#19618, #16996)
+        (
+            "UnboundLocalError: cannot access local variable 'now_token' where it is not associated",
+            "turn msc4354_enabled off",
+            "not known",
+        ),
+        (
+            "Dec 10 12:00:00 host synapse[12]: ValueError: 2130706432 is not a valid 128-bit integer!",
+            "without the traceback that tells where",
+            "not known",
+        ),
+        ("ImportError: lxml.html.clean is a project of its own", "could not be loaded", "not known"),
+        # A follower that is ahead (matrix-org/synapse#8446)
+        (
+            logged(
+                "metrics.background_process_metrics",
+                "ERROR",
+                "Background process 'user_directory.notify_new_event' threw an exception",
+            )
+            + "Traceback (most recent call last):\n"
+            '  File "/usr/lib/python3/synapse/storage/databases/main/state_deltas.py", line 54\n'
+            "    assert prev_stream_id <= max_stream_id\nAssertionError\n",
+            "UPDATE user_directory_stream_pos SET stream_id",
+            "not known",
+        ),
+        # A traceback that was cut off in another file than that of the fault (matrix-org/synapse#11833)
+        (
+            logged(
+                "metrics.background_process_metrics",
+                "ERROR",
+                "Background process '_handle_old_staged_events' threw an exception",
+            )
+            + "Traceback (most recent call last):\n"
+            '  File "/a/synapse/federation/federation_server.py", line 170, in _handle_old_staged_events\n'
+            "    room_version = await self.store.get_room_version(room_id)\n"
+            '  File "/a/synapse/storage/databases/main/state.py", line 65, in get_room_version\n'
+            "    return await self.db_pool.runInteraction(\n",
+            "If the line that is missing has Could not find room_version",
+            "it failed, or its connection did",
+        ),
+        # Whom this server does not ask (matrix-org/synapse#6635, #4856)
+        (
+            logged(
+                "crypto.keyring",
+                "ERROR",
+                "Unable to get key from 'matrix.org': FederationDeniedError 403: Federation denied with"
+                " matrix.org.",
+            ),
+            "set trusted_key_servers: []",
+            "PostgreSQL",
+        ),
+        # SQLite is no PostgreSQL
+        (
+            traced("synapse/storage/database.py", "sqlite3.OperationalError: too many SQL variables"),
+            "SQLite did not do what was asked",
+            "PostgreSQL",
+        ),
+        # An empty list of registrations (YunoHost-Apps/synapse_ynh#385)
+        (
+            "juin 05 20:05:20 python[82784]:   Expected 'None' to be a list of AS config files:",
+            "take app_service_config_files out",
+            "not known",
+        ),
+        # Files that users sent (matrix-org/synapse#12023, #13009, matrix-org/synapse-s3-storage-provider#162)
+        (
+            traced(
+                "synapse/storage/databases/main/media_repository.py",
+                "psycopg2.errors.NumericValueOutOfRange: integer out of range",
+            ),
+            "set max_upload_size to 2047M or less",
+            "in synapse_port_db",
+        ),
+        (
+            traced("synapse/media/media_storage.py", "ValueError: read of closed file"),
+            "ended the connection before the file was copied",
+            "not the form",
+        ),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: '/m/local_content/Rf/sD/PJHtzaNc'",
+            "enable_local_media_storage: false",
+            "for a socket",
+        ),
+        # An identity provider at a start (NixOS/nixpkgs#256762, matrix-org/synapse#16004)
+        (
+            logged(
+                "http.client",
+                "INFO",
+                "Error sending request to  GET https://idm.example/.well-known/openid-configuration:"
+                " ConnectError No route to host",
+            ),
+            "have Synapse start after the network and the provider",
+            "not known",
+        ),
+        (
+            logged(
+                "http.client",
+                "INFO",
+                "Error sending request to  GET https://idm.example/.well-known/openid-configuration:"
+                " RequestTimedOutError 504: Timeout waiting for response from remote server",
+            ),
+            "if the certificate of the other side was not accepted",
+            "not known",
+        ),
+        # Mails (matrix-org/synapse#8145, #11839)
+        (logged("push.mailer", "INFO", "Sending email to ada@example.org"), "smtp_host", "not known"),
+        (
+            logged("handlers.send_email", "INFO", "Sending email to ada@example.org"),
+            "smtp_host",
+            "not known",
+        ),
+        (
+            "2020-07-31 15:02:14,668 - twisted - 192 - INFO -  - SMTP Client retrying server. Retry: 5",
+            "up to five times in all, and then the mail is not sent",
+            "not known",
+        ),
+        (
+            traced(
+                "synapse/handlers/send_email.py",
+                "internet.error.ConnectError: An error occurred while connecting: 22: Invalid argument",
+            ),
+            "write a name in its place",
+            "not known",
+        ),
+        # Names (matrix-org/synapse#9831, #6589)
+        (
+            logged("http.client", "INFO", "Blocked 127.0.0.1 from DNS resolution to matrix.example.com"),
+            "an address that Synapse does not go to",
+            "not known",
+        ),
+        (
+            logged(
+                "http.matrixfederationclient",
+                "WARNING",
+                "{PUT-O-5} [terminus.example] Request failed: PUT matrix://terminus.example/_matrix/x:"
+                " DNSServerError(<Message id=31345 rCode=2 maxSize=0>)",
+            ),
+            "dig SRV _matrix._tcp.NAME",
+            "That is normal",
+        ),
+        # A request that the program itself ended (element-hq/synapse#20035)
+        (
+            logged(
+                "http.client",
+                "INFO",
+                "Error sending request to  GET x: TypeError argument of type 'NoneType' is not iterable",
+            ),
+            "an error of the program, and not of the network",
+            "is right and reached from here",
+        ),
+        # A lock that is held (element-hq/synapse#18379)
+        (
+            (
+                "2025-05-01 11:19:13.402 CEST [130006] synapse@synapse ERROR:  duplicate key value violates"
+                ' unique constraint "worker_read_write_locks_key"\n'
+                "2025-05-01 11:19:13.402 CEST [130006] synapse@synapse DETAIL:  Key (lock_name, lock_key,"
+                " write_lock)=(purge_pagination_lock, !r:example.org, t) conflicts with existing key"
+                " (lock_name, lock_key, write_lock)=(purge_pagination_lock, !r:example.org, f).\n"
+            ),
+            "one of Synapse's own locks",
+            "at the same moment",
+        ),
+        # The library of PostgreSQL's client (matrix-org/synapse#6244, #5653)
+        (
+            "ImportError: /opt/venv/psycopg2/_psycopg.so: undefined symbol: PQencryptPasswordConn",
+            "ldd on the file in the line",
+            "does not fit a library",
+        ),
+        (
+            "ImportError: libpq.so.5: cannot open shared object file: No such file or directory",
+            "libpq5",
+            "does not fit a library",
+        ),
     ],
 )
 def test_what_a_line_says_is_told(text: str, words: str, never: str) -> None:

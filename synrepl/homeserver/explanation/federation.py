@@ -230,7 +230,7 @@ _UNREACHED: Final = {
         " IPv4 alone, or the other way round)"
     ),
     "timed_out": "it did not answer in time",
-    "address_none": "its name has no address, or the lookup took too long",
+    "address_none": "its name has no address that this server may go to, or the lookup took too long",
     "tls": "its certificate was not accepted, or it does not speak TLS there",
     "given_up": "it took the connection and gave no answer in time (a minute)",
     "closed_between": "it, or something between, closed the connection without an answer",
@@ -247,7 +247,7 @@ def with_reason_of_others(passage: Passage, match: Match, reasons: Sequence[Matc
     why = [_UNREACHED[key] for key in dict.fromkeys(known) if key in _UNREACHED]
     if not why or len(why) < len(set(known)) or any(isinstance(one, str) for one in reasons):
         return passage
-    reached = f"It was not reached: {'; '.join(why)}. That is normal, and it is asked again later."
+    reached = f"It was not reached: {'; '.join(why)}. Of others that is normal; they are asked again later."
     words = [match.meanings[0], reached]
     advice = [match.message.do]
     said = [match.text, *(one.text for one in reasons if isinstance(one, Match))]
