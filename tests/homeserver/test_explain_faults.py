@@ -672,6 +672,55 @@ OLD_PATH = "http://localhost:29318/transactions/44428"
             "write a name in its place",
             "not known",
         ),
+        (
+            traced(
+                "synapse/handlers/send_email.py",
+                "TypeError: __init__() got an unexpected keyword argument 'hostname'",
+            ),
+            "Twisted is older than 21.2",
+            "as after an update of one package alone",
+        ),
+        # A unix socket (element-hq/synapse#16742)
+        (
+            traced("synapse/rest/x.py", "AttributeError: 'UNIXAddress' object has no attribute 'host'"),
+            "X-Forwarded-For",
+            "do not fit each other",
+        ),
+        # What calls itself (matrix-org/synapse#14480)
+        (
+            traced(
+                "synapse/util/ratelimitutils.py",
+                "RecursionError: maximum recursion depth exceeded while calling a Python object",
+            ),
+            "update to 1.76 or later",
+            "a broken module",
+        ),
+        (
+            traced("synapse/visibility.py", "RecursionError: maximum recursion depth exceeded"),
+            "called itself",
+            "update to",
+        ),
+        # Faults of releases (matrix-org/synapse#7683, #15136, element-hq/synapse#18351)
+        (
+            traced("synapse/handlers/auth.py", "TypeError: 'coroutine' object is not iterable"),
+            "update to 1.15.1",
+            "not known",
+        ),
+        (
+            logged("replication.tcp.client", "WARNING", "Timed out waiting for stream backfill"),
+            "update to 1.78",
+            "not known",
+        ),
+        (
+            logged(
+                "metrics.background_process_metrics",
+                "ERROR",
+                "Background process 'delayed_events.notify_new_event' threw an exception",
+            )
+            + traced("synapse/handlers/delayed_events.py", "NotFoundError: 404: Could not find event $a"),
+            "does not get past an event that was rejected",
+            "not known",
+        ),
         # Names (matrix-org/synapse#9831, #6589)
         (
             logged("http.client", "INFO", "Blocked 127.0.0.1 from DNS resolution to matrix.example.com"),

@@ -26,7 +26,7 @@ MAX_LOOKED_AT: Final = 4000
 NOTHING: Final = "nothing is to be done"
 """The advice of what is harmless."""
 
-GENERAL: Final = frozenset(("does_not_fit", "worker_lacks"))
+GENERAL: Final = frozenset(("does_not_fit", "too_deep", "worker_lacks"))
 """Messages that tell only in general what such an exception is."""
 
 
