@@ -721,6 +721,43 @@ OLD_PATH = "http://localhost:29318/transactions/44428"
             "does not get past an event that was rejected",
             "not known",
         ),
+        # What others send, and what users search for (matrix-org/synapse#9065, #14815, #8220)
+        (
+            logged("federation.sender.x", "ERROR", "TX [a.example] Failed to send transaction")
+            + traced(
+                "synapse/federation/sender/transaction_manager.py",
+                "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+            ),
+            "update to 1.26 or later",
+            "was not sent",
+        ),
+        (
+            traced(
+                "synapse/storage/databases/main/user_directory.py",
+                'psycopg2.errors.SyntaxError: syntax error in tsquery: "(ay:matrix:* | ay:matrix)"',
+            ),
+            "search without the colon",
+            "the words after the name of the error tell why",
+        ),
+        (
+            traced(
+                "synapse/handlers/user_directory.py",
+                'psycopg2.errors.InvalidTextRepresentation: malformed array literal: ""',
+            ),
+            "update to 1.20 or later",
+            "not known",
+        ),
+        # A request for another server (element-hq/synapse#17822)
+        (
+            logged(
+                "http.server",
+                "INFO",
+                "<XForwardedForRequest at 0x7ffefbcc49d0 method='PUT' uri='/_matrix/federation/v1/send/1'"
+                " clientproto='HTTP/1.1' site='8'> SynapseError: 401 - Destination mismatch in auth header",
+            ),
+            "compare server_name with what .well-known/matrix/server",
+            "a matter of who asked",
+        ),
         # Names (matrix-org/synapse#9831, #6589)
         (
             logged("http.client", "INFO", "Blocked 127.0.0.1 from DNS resolution to matrix.example.com"),

@@ -56,6 +56,10 @@ HEADERS: Final = [
     "/var/log/matrix-synapse/homeserver.log:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "homeserver.log:1234:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "1234:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    # daemontools, runit and s6
+    "@400000005ffaf4b51ecf4add 2021-01-10 12:35:28,516 - {logger} - 1 - {level} - main - ",
+    "2021-01-10_12:35:28.51667 2021-01-10 12:35:28,516 - {logger} - 1 - {level} - main - ",
+    "2021-01-10 12:35:28.516670000  2021-01-10 12:35:28,516 - {logger} - 1 - {level} - main - ",
     # the beginning was cut off
     "GET-12- ",
     "federation_transaction_transmission_loop-5 - ",

@@ -76,9 +76,9 @@ def _fed_tx_failed(match: Match, writers: Writers) -> Passage | None:
         return None
     words = [
         (
-            "A transaction for another homeserver (the name in brackets) was not sent, because of the"
-            " exception after the line: it failed in this process, and not there. It is tried again"
-            " later, and what waits behind it too."
+            "Sending a transaction to another homeserver (the name in brackets) failed with the exception"
+            " after the line: it failed in this process, and not there. It is tried again later, and what"
+            " waits behind it too."
         )
     ]
     return msgspec.structs.replace(
@@ -164,10 +164,15 @@ _NO_SIGNATURE: Final[Mapping[str, tuple[str, str]]] = {
 """Why a request of another homeserver is refused before its signature is looked at (read in 1.100)."""
 
 
-def _signature(match: Match, writers: Writers) -> Passage | None:
+def refused_unsigned(match: Match) -> Passage | None:
     """Explain a request of another homeserver that was refused, by its words."""
     found = next((told for text, told in _NO_SIGNATURE.items() if text in match.text), None)
     return None if found is None else passage_of(match, [found[0]], [found[1]], [])
+
+
+def _signature(match: Match, writers: Writers) -> Passage | None:
+    """Explain the line of a request that was refused before its signature was looked at."""
+    return refused_unsigned(match)
 
 
 _SENDER: Final = re.compile(r"\bSynapse/(?P<major>\d{1,3})\.(?P<minor>\d{1,4})", re.ASCII)

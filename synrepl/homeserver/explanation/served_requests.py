@@ -9,7 +9,7 @@ import msgspec
 
 from synrepl.caches.unreachable import kept_answer
 from synrepl.homeserver.explanation.excerpts import excerpt
-from synrepl.homeserver.explanation.federation import TRANSACTION_PATH, transaction_refused
+from synrepl.homeserver.explanation.federation import TRANSACTION_PATH, refused_unsigned, transaction_refused
 from synrepl.homeserver.explanation.main_requests import is_of_main
 from synrepl.homeserver.explanation.message_passage import Detail, passage_of
 from synrepl.homeserver.explanation.messages import Match, find_reason
@@ -122,6 +122,8 @@ def _refused(match: Match) -> Passage | None:
     *_, code, told = match.values
     if not re.fullmatch(r"[45]\d\d", code):
         return None
+    if code == "401" and (unsigned := refused_unsigned(match)) is not None:
+        return unsigned
     # What is known of the reason is told after it.
     why = "." if find_reason(told) else f": {excerpt(told)}"
     if code.startswith("4"):
