@@ -403,7 +403,7 @@ def test_no_fault_is_told_of_a_file_in_which_much_else_fails() -> None:
         ),
         (
             ("storage/databases/main/events_worker.py", "storage/database.py"),
-            "A statement to the database",
+            "a statement to the database",
             "PostgreSQL's log",
         ),
         (("rest/client/sync.py", "handlers/sync.py"), "An answer to a /sync", "one user alone"),

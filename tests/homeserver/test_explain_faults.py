@@ -3,6 +3,7 @@
 import pytest
 
 from synrepl.homeserver.explanation import Passage, explain
+from synrepl.homeserver.explanation.background_tasks import TASKS
 from synrepl.homeserver.explanation.exceptions import told_of_exception
 from synrepl.homeserver.explanation.faults import ReleaseFault, find_fault, known_faults
 from synrepl.homeserver.explanation.messages import known_messages
@@ -147,6 +148,8 @@ def test_what_failed_is_told_with_what_is_known_of_it(
         ("KeyError: 'a'", ["synapse/config/tls.py"], "read its configuration"),
         ("KeyError: 'a'", ["synapse/state/v2.py"], "it is not there"),
         ("psycopg2.errors.InternalError: x", [], "reports a fault of its own"),
+        ("sqlite3.InterfaceError: x", [], "SQLite's driver"),
+        ("psycopg2.InterfaceError: x", [], "on a connection that is closed"),
         ("StopIteration: []", [], ""),
         ("no exception at all", [], ""),
     ],
@@ -535,6 +538,275 @@ OLD_PATH = "http://localhost:29318/transactions/44428"
             "The server for calls, coturn, and not Synapse",
             "nothing failed",
         ),
+        # Why an application service is not reached (element-hq/synapse#18754)
+        (
+            logged(
+                "appservice.api",
+                "WARNING",
+                "push_bulk to http://[fd00::1]:9898 threw exception(InvalidCodepoint) Codepoint U+003A at"
+                " position 5 of 'fd00::1' not allowed args=()",
+            ),
+            "a name in its place that resolves to the same address",
+            "not known",
+        ),
+        # An exception alone (element-hq/synapse#19618, #16996)
+        (
+            "UnboundLocalError: cannot access local variable 'now_token' where it is not associated",
+            "turn msc4354_enabled off",
+            "not known",
+        ),
+        (
+            "Dec 10 12:00:00 host synapse[12]: ValueError: 2130706432 is not a valid 128-bit integer!",
+            "without the traceback that tells where",
+            "not known",
+        ),
+        ("ImportError: lxml.html.clean is a project of its own", "could not be loaded", "not known"),
+        # A follower that is ahead (matrix-org/synapse#8446)
+        (
+            logged(
+                "metrics.background_process_metrics",
+                "ERROR",
+                "Background process 'user_directory.notify_new_event' threw an exception",
+            )
+            + "Traceback (most recent call last):\n"
+            '  File "/usr/lib/python3/synapse/storage/databases/main/state_deltas.py", line 54\n'
+            "    assert prev_stream_id <= max_stream_id\nAssertionError\n",
+            "UPDATE user_directory_stream_pos SET stream_id",
+            "not known",
+        ),
+        # A traceback that was cut off in another file than that of the fault (matrix-org/synapse#11833)
+        (
+            logged(
+                "metrics.background_process_metrics",
+                "ERROR",
+                "Background process '_handle_old_staged_events' threw an exception",
+            )
+            + "Traceback (most recent call last):\n"
+            '  File "/a/synapse/federation/federation_server.py", line 170, in _handle_old_staged_events\n'
+            "    room_version = await self.store.get_room_version(room_id)\n"
+            '  File "/a/synapse/storage/databases/main/state.py", line 65, in get_room_version\n'
+            "    return await self.db_pool.runInteraction(\n",
+            "If the line that is missing has Could not find room_version",
+            "it failed, or its connection did",
+        ),
+        # Whom this server does not ask (matrix-org/synapse#6635, #4856)
+        (
+            logged(
+                "crypto.keyring",
+                "ERROR",
+                "Unable to get key from 'matrix.org': FederationDeniedError 403: Federation denied with"
+                " matrix.org.",
+            ),
+            "set trusted_key_servers: []",
+            "PostgreSQL",
+        ),
+        # SQLite is no PostgreSQL
+        (
+            traced("synapse/storage/database.py", "sqlite3.OperationalError: too many SQL variables"),
+            "SQLite did not do what was asked",
+            "PostgreSQL",
+        ),
+        # An empty list of registrations (YunoHost-Apps/synapse_ynh#385)
+        (
+            "juin 05 20:05:20 python[82784]:   Expected 'None' to be a list of AS config files:",
+            "take app_service_config_files out",
+            "not known",
+        ),
+        # Files that users sent (matrix-org/synapse#12023, #13009, matrix-org/synapse-s3-storage-provider#162)
+        (
+            traced(
+                "synapse/storage/databases/main/media_repository.py",
+                "psycopg2.errors.NumericValueOutOfRange: integer out of range",
+            ),
+            "set max_upload_size to 2047M or less",
+            "in synapse_port_db",
+        ),
+        (
+            traced("synapse/media/media_storage.py", "ValueError: read of closed file"),
+            "ended the connection before the file was copied",
+            "not the form",
+        ),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: '/m/local_content/Rf/sD/PJHtzaNc'",
+            "enable_local_media_storage: false",
+            "for a socket",
+        ),
+        # An identity provider at a start (NixOS/nixpkgs#256762, matrix-org/synapse#16004)
+        (
+            logged(
+                "http.client",
+                "INFO",
+                "Error sending request to  GET https://idm.example/.well-known/openid-configuration:"
+                " ConnectError No route to host",
+            ),
+            "have Synapse start after the network and the provider",
+            "not known",
+        ),
+        (
+            logged(
+                "http.client",
+                "INFO",
+                "Error sending request to  GET https://idm.example/.well-known/openid-configuration:"
+                " RequestTimedOutError 504: Timeout waiting for response from remote server",
+            ),
+            "if the certificate of the other side was not accepted",
+            "not known",
+        ),
+        # Mails (matrix-org/synapse#8145, #11839)
+        (logged("push.mailer", "INFO", "Sending email to ada@example.org"), "smtp_host", "not known"),
+        (
+            logged("handlers.send_email", "INFO", "Sending email to ada@example.org"),
+            "smtp_host",
+            "not known",
+        ),
+        (
+            "2020-07-31 15:02:14,668 - twisted - 192 - INFO -  - SMTP Client retrying server. Retry: 5",
+            "up to five times in all, and then the mail is not sent",
+            "not known",
+        ),
+        (
+            traced(
+                "synapse/handlers/send_email.py",
+                "internet.error.ConnectError: An error occurred while connecting: 22: Invalid argument",
+            ),
+            "write a name in its place",
+            "not known",
+        ),
+        (
+            traced(
+                "synapse/handlers/send_email.py",
+                "TypeError: __init__() got an unexpected keyword argument 'hostname'",
+            ),
+            "Twisted is older than 21.2",
+            "as after an update of one package alone",
+        ),
+        # A unix socket (element-hq/synapse#16742)
+        (
+            traced("synapse/rest/x.py", "AttributeError: 'UNIXAddress' object has no attribute 'host'"),
+            "X-Forwarded-For",
+            "do not fit each other",
+        ),
+        # What calls itself (matrix-org/synapse#14480)
+        (
+            traced(
+                "synapse/util/ratelimitutils.py",
+                "RecursionError: maximum recursion depth exceeded while calling a Python object",
+            ),
+            "update to 1.76 or later",
+            "a broken module",
+        ),
+        (
+            traced("synapse/visibility.py", "RecursionError: maximum recursion depth exceeded"),
+            "called itself",
+            "update to",
+        ),
+        # Faults of releases (matrix-org/synapse#7683, #15136, element-hq/synapse#18351)
+        (
+            traced("synapse/handlers/auth.py", "TypeError: 'coroutine' object is not iterable"),
+            "update to 1.15.1",
+            "not known",
+        ),
+        (
+            logged("replication.tcp.client", "WARNING", "Timed out waiting for stream backfill"),
+            "update to 1.78",
+            "not known",
+        ),
+        (
+            logged(
+                "metrics.background_process_metrics",
+                "ERROR",
+                "Background process 'delayed_events.notify_new_event' threw an exception",
+            )
+            + traced("synapse/handlers/delayed_events.py", "NotFoundError: 404: Could not find event $a"),
+            "does not get past an event that was rejected",
+            "not known",
+        ),
+        # What others send, and what users search for (matrix-org/synapse#9065, #14815, #8220)
+        (
+            logged("federation.sender.x", "ERROR", "TX [a.example] Failed to send transaction")
+            + traced(
+                "synapse/federation/sender/transaction_manager.py",
+                "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+            ),
+            "update to 1.26 or later",
+            "was not sent",
+        ),
+        (
+            traced(
+                "synapse/storage/databases/main/user_directory.py",
+                'psycopg2.errors.SyntaxError: syntax error in tsquery: "(ay:matrix:* | ay:matrix)"',
+            ),
+            "search without the colon",
+            "the words after the name of the error tell why",
+        ),
+        (
+            traced(
+                "synapse/handlers/user_directory.py",
+                'psycopg2.errors.InvalidTextRepresentation: malformed array literal: ""',
+            ),
+            "update to 1.20 or later",
+            "not known",
+        ),
+        # A request for another server (element-hq/synapse#17822)
+        (
+            logged(
+                "http.server",
+                "INFO",
+                "<XForwardedForRequest at 0x7ffefbcc49d0 method='PUT' uri='/_matrix/federation/v1/send/1'"
+                " clientproto='HTTP/1.1' site='8'> SynapseError: 401 - Destination mismatch in auth header",
+            ),
+            "compare server_name with what .well-known/matrix/server",
+            "a matter of who asked",
+        ),
+        # Names (matrix-org/synapse#9831, #6589)
+        (
+            logged("http.client", "INFO", "Blocked 127.0.0.1 from DNS resolution to matrix.example.com"),
+            "an address that Synapse does not go to",
+            "not known",
+        ),
+        (
+            logged(
+                "http.matrixfederationclient",
+                "WARNING",
+                "{PUT-O-5} [terminus.example] Request failed: PUT matrix://terminus.example/_matrix/x:"
+                " DNSServerError(<Message id=31345 rCode=2 maxSize=0>)",
+            ),
+            "dig SRV _matrix._tcp.NAME",
+            "That is normal",
+        ),
+        # A request that the program itself ended (element-hq/synapse#20035)
+        (
+            logged(
+                "http.client",
+                "INFO",
+                "Error sending request to  GET x: TypeError argument of type 'NoneType' is not iterable",
+            ),
+            "an error of the program, and not of the network",
+            "is right and reached from here",
+        ),
+        # A lock that is held (element-hq/synapse#18379)
+        (
+            (
+                "2025-05-01 11:19:13.402 CEST [130006] synapse@synapse ERROR:  duplicate key value violates"
+                ' unique constraint "worker_read_write_locks_key"\n'
+                "2025-05-01 11:19:13.402 CEST [130006] synapse@synapse DETAIL:  Key (lock_name, lock_key,"
+                " write_lock)=(purge_pagination_lock, !r:example.org, t) conflicts with existing key"
+                " (lock_name, lock_key, write_lock)=(purge_pagination_lock, !r:example.org, f).\n"
+            ),
+            "one of Synapse's own locks",
+            "at the same moment",
+        ),
+        # The library of PostgreSQL's client (matrix-org/synapse#6244, #5653)
+        (
+            "ImportError: /opt/venv/psycopg2/_psycopg.so: undefined symbol: PQencryptPasswordConn",
+            "ldd on the file in the line",
+            "does not fit a library",
+        ),
+        (
+            "ImportError: libpq.so.5: cannot open shared object file: No such file or directory",
+            "libpq5",
+            "does not fit a library",
+        ),
     ],
 )
 def test_what_a_line_says_is_told(text: str, words: str, never: str) -> None:
@@ -542,6 +814,51 @@ def test_what_a_line_says_is_told(text: str, words: str, never: str) -> None:
 
     assert words in said(found[0])
     assert all(never not in said(one) for one in found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "TypeError: Cannot read properties of undefined (reading 'x')",
+        "Error: something",
+        "assertionError: x",
+        "NoSuchThingError: x",
+    ],
+)
+def test_what_is_no_exception_of_python_is_not_told(line: str) -> None:
+    assert explain(line).passages == []
+
+
+REFUSED = (
+    "<XForwardedForRequest at 0x7fb07b58ad68 method='GET' uri='/_matrix/client/r0/sync' site=8108>"
+    " SynapseError: 404 - Could not find event $3AJgBnxl5BLJs3Sp0L3GWojCeItDi98uVpmuqWH"
+)
+ANSWERED = (
+    "10.0.0.1 - 8108 - {@ada:example.org} Processed request: 3.9sec/0.0sec (2.0sec, 0.6sec)"
+    ' (0.2sec/1.5sec/2) 101B 404 "GET /_matrix/client/r0/sync HTTP/1.1" "Riot" [1 dbevts]'
+)
+
+
+@pytest.mark.parametrize(
+    ("request_of_the_answer", "severity"), [("GET-7", "normal"), ("GET-8", "look")], ids=["same", "other"]
+)
+def test_an_answer_has_the_reason_of_its_refusal(request_of_the_answer: str, severity: str) -> None:
+    """As matrix-org/synapse#7065 has it: no listener lacks a path there."""
+    text = logged("http.server", "INFO", REFUSED) + logged("access.http.8108", "INFO", ANSWERED).replace(
+        "GET-7", request_of_the_answer
+    )
+    [answer] = [one for one in explain(text).passages if one.kind == "request"]
+
+    assert answer.severity == severity
+    assert ("listener" in said(answer)) == (severity == "look")
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if not name.endswith("-")])
+def test_each_task_in_the_background_is_told_by_its_name(name: str) -> None:
+    line = f"Background process '{name}-1' threw an exception"
+    [passage] = explain(logged("metrics.background_process_metrics", "ERROR", line)).passages
+
+    assert TASKS[name].missing in said(passage)
 
 
 def failed(*names: str, why: str = "TimeoutError('')") -> str:

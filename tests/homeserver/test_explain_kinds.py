@@ -36,6 +36,8 @@ def told(text: str) -> Passage:
         ),
         ('invalid input syntax for type bigint: "1.0"', "db_value", "error", "SQLite keeps any value"),
         ("A string literal cannot contain NUL (0x00) characters.", "db_value", "error", "SQLite"),
+        ('psycopg2.DataError: malformed record literal: "x"', "db_value", "error", "SQLite"),
+        ('psycopg2.errors.SyntaxError: no operand in tsquery: ":"', "text_search", "error", "other words"),
         # Tables that updates fill (matrix-org/synapse#8209, #6808).
         (
             'psycopg2.errors.UndefinedTable: relation "_temp_populate_user_directory_users" does not exist',

@@ -56,6 +56,10 @@ HEADERS: Final = [
     "/var/log/matrix-synapse/homeserver.log:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "homeserver.log:1234:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "1234:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    # daemontools, runit and s6
+    "@400000005ffaf4b51ecf4add 2021-01-10 12:35:28,516 - {logger} - 1 - {level} - main - ",
+    "2021-01-10_12:35:28.51667 2021-01-10 12:35:28,516 - {logger} - 1 - {level} - main - ",
+    "2021-01-10 12:35:28.516670000  2021-01-10 12:35:28,516 - {logger} - 1 - {level} - main - ",
     # the beginning was cut off
     "GET-12- ",
     "federation_transaction_transmission_loop-5 - ",
@@ -328,8 +332,6 @@ OTHERS: Final = [
     "2026-11-02 10:00:00,000 - synapse.handlers.x - 656 - DEBUG - x - Handling 1 -> 2",
     "2026-11-02 10:00:00,000 - synapse.handlers.x - 656 - DEBUG - x - Got 'foo' query",
     "synapse.util.x - 656 - INFO - RDATA events w1 5 []",
-    "KeyError: 'events'",
-    "KeyError: 'room_id'",
     "LOG:  checkpoint starting: time",
     "the position s1_2 is a word, as is m3",
     "GET /_matrix/client/v3/rooms/!a:b/messages?from=x&dir=b HTTP/1.1",

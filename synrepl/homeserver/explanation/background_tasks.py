@@ -29,6 +29,42 @@ _CLEANING: Final = BackgroundTask(
 _PUSH: Final = BackgroundTask("sends pushes", "Notifications come later, with the next event.")
 _PRESENCE: Final = BackgroundTask("follows who is online", "Presence is stale until the next change.", True)
 _TYPING: Final = BackgroundTask("tells who is typing", "Some notices of typing are missing.", True)
+_DELAYED: Final = BackgroundTask(
+    "sends events at a later time, and takes back those that are no longer needed (MSC4140)",
+    "Some are sent late, or though they should not be, as that somebody left a call; other events are not"
+    " concerned.",
+    True,
+)
+_SCHEDULED: Final = BackgroundTask(
+    "does what is to be done later (table scheduled_tasks), such as the deletion of a room",
+    "It is tried again after a while; until then it is not done.",
+)
+_PURGE: Final = BackgroundTask(
+    "deletes a room, or old events of one",
+    "What was not deleted yet is still there: ask for the deletion again.",
+)
+_BACKFILL: Final = BackgroundTask(
+    "fetches older events of a room from other homeservers",
+    "They are fetched later, or with the next try.",
+    True,
+)
+_SERVER_STATES: Final = BackgroundTask(
+    "stores since when a homeserver does not answer",
+    "That homeserver is asked more often than it should be, or later than it could be.",
+    True,
+)
+_MEMBERS_OF_GROUPS: Final = BackgroundTask(
+    "renews what proves the members of groups (communities, removed in 1.61)",
+    "Messages are not concerned.",
+    True,
+)
+_COMMANDS: Final = BackgroundTask(
+    "takes in what other processes tell (rows and positions of streams)",
+    "Rows of one stream were not taken in: caches and waiting requests may lack them.",
+)
+_SENT_STREAMS: Final = BackgroundTask(
+    "sends the rows of streams to the other processes", "They are not told of what is new until it succeeds."
+)
 _DEVICES: Final = BackgroundTask(
     "asks other homeservers for devices of their users", "It tries again: keys of these users come later."
 )
@@ -114,6 +150,87 @@ TASKS: Final = {
     "send-cmd": BackgroundTask(
         "sends a command to the other processes over Redis",
         "The others were not told: their caches may be stale.",
+    ),
+    "delayed_events.": _DELAYED,
+    "_schedule_db_events": _DELAYED,
+    "_send_events": _DELAYED,
+    "launch_scheduled_tasks": _SCHEDULED,
+    "launch_task_by_id": _SCHEDULED,
+    "task-": _SCHEDULED,
+    "_purge_history": _PURGE,
+    "purge_history": _PURGE,
+    "shutdown_and_purge_room": _PURGE,
+    "maybe_backfill_in_the_background": _BACKFILL,
+    "_maybe_backfill_inner": _BACKFILL,
+    "_process_new_pulled_events": _BACKFILL,
+    "_handle_old_staged_events": BackgroundTask(
+        "begins anew with events of other homeservers that were stored but not handled yet",
+        "It looks again each minute, at the rooms in another order: those after the one at which it stops"
+        " wait for a later round, or for a new event.",
+    ),
+    "_DestinationWakeupQueue": BackgroundTask(
+        "begins to send to other homeservers what waits for them", "It comes with the next event for them."
+    ),
+    "store_retry_timings": _SERVER_STATES,
+    "_PresenceQueue": _PRESENCE,
+    "PresenceHandler.": _PRESENCE,
+    "WorkerPresenceHandler.": _PRESENCE,
+    "renew_attestations": _MEMBERS_OF_GROUPS,
+    "process-replication-data": _COMMANDS,
+    "replication-": _COMMANDS,
+    "replication_notifier": _SENT_STREAMS,
+    "subscribe-replication": BackgroundTask(
+        "subscribes to the channels of Redis", "This process receives nothing until it is connected anew."
+    ),
+    "process_receipts_for_federation": BackgroundTask(
+        "tells other homeservers what was read", "They are not told of these receipts.", True
+    ),
+    "_save_and_send_ack": BackgroundTask(
+        "stores how far the sending to other homeservers is", "After a restart some things are sent twice."
+    ),
+    "notify_app_services": BackgroundTask(
+        "tells application services of events", "They get these later, with the next event."
+    ),
+    "retry": BackgroundTask("sends events to application services", "They are sent again later, in order."),
+    "user_parter_loop": BackgroundTask(
+        "takes deactivated users out of their rooms", "They stay members until the next start, which goes on."
+    ),
+    "room_forgetter.": BackgroundTask(
+        "forgets rooms that users have left", "Rooms stay in the lists of users who left.", True
+    ),
+    "redact_related_events": BackgroundTask(
+        "redacts what belongs to a redacted event", "Some of these events are not redacted."
+    ),
+    "retry_make_join": BackgroundTask(
+        "accepts an invitation for a user", "The user is invited still, and can accept by hand.", True
+    ),
+    "send_dummy_events_to_fill_extremities": BackgroundTask(
+        "sends empty events to rooms with many newest events", "Such rooms stay slow until it succeeds.", True
+    ),
+    "_schedule_next_expiry": BackgroundTask(
+        "deletes messages that were to disappear", "They stay longer, until the next start.", True
+    ),
+    "account_validity_set_expiration_dates": BackgroundTask(
+        "gives accounts a time when they end", "Accounts without one do not end."
+    ),
+    "send_renewals": BackgroundTask(
+        "mails users whose account will end", "They get that mail later, or with the next round."
+    ),
+    "preload_oidc_metadata": BackgroundTask(
+        "asks the identity provider for what logins need",
+        "It is asked again at the first login, which fails if it does not answer then either.",
+        True,
+    ),
+    "Update remote profile": BackgroundTask(
+        "asks other homeservers for names and pictures of their users", "They stay old for a while.", True
+    ),
+    "check_event_push_backfill_thread_id": _STATISTICS,
+    "_report_device_list_conversion_lag": _STATISTICS,
+    "sighup": BackgroundTask(
+        "reloads the log configuration and certificates", "What it has not reloaded is as before."
+    ),
+    "LockStore._on_shutdown": BackgroundTask(
+        "gives back the locks of this process when it ends", "They end by themselves after two minutes.", True
     ),
     "Lock._renew": BackgroundTask(
         "keeps a lock of this process alive", "Another process may take the lock after two minutes."

@@ -67,6 +67,8 @@ def told_of_duplicate(text: str, constraint: str) -> Duplicate | None:
     first = f"The database refused a row, as one with {what} is there. No sequence is at fault."
     if "event_push_summary" in name or "event_push_summary" in columns:
         return Duplicate([first, COUNTS], [SEE_COUNTS])
+    if "_locks" in name or "lock_key" in columns:
+        return Duplicate([LOCKED], [SEE_LOCKS], is_harmless=True)
     return Duplicate([first, AT_ONCE], [SEE_PROCESSES], is_harmless=True)
 
 
@@ -90,6 +92,16 @@ SEE_COUNTS: Final = (
     "see whether updates are left: SELECT * FROM background_updates. Let them end, and update: they make the"
     " new index and drop the old one. Counts are made anew from what users read: rows that are there twice"
     " may be deleted"
+)
+LOCKED: Final = (
+    "A process tried to take one of Synapse's own locks, and another process or task has it: this is how it"
+    " finds out. It tries again until the lock is free. No sequence is at fault."
+)
+SEE_LOCKS: Final = (
+    "now and then: nothing is to be done. If the same lock_key comes for hours, what it keeps back waits (a"
+    " room is not purged while its history is being fetched): SELECT * FROM worker_read_write_locks (or"
+    " worker_locks) tells who has it; a last_renewed_ts of more than two minutes ago is given up by itself."
+    " Let that task end, or restart that process"
 )
 AT_ONCE: Final = (
     "Two requests or processes stored it at the same moment. Synapse then leaves or changes the row that is"

@@ -53,8 +53,8 @@ _EMPTY: Final = Told(
 )
 _PROGRAM: Final = Told(
     (
-        "By its kind that is a fault of the program, in Synapse or in a module, with what it met: no"
-        " setting is wrong for all that is known."
+        "By its kind that is a fault of the program, in Synapse or in a module, or a value is missing (None)"
+        " where it needs one."
     ),
     _SEARCH,
 )
@@ -106,7 +106,8 @@ _BY_NAME: Final = {
         "look at PostgreSQL's own log of that time",
     ),
     "InterfaceError": Told(
-        "The connection to the database was closed already.", "look why in PostgreSQL's own log"
+        "The driver of the database was asked for what it cannot do, as on a connection that is closed.",
+        _SEARCH,
     ),
     "HttpResponseException": Told("Another server answered with the error in its text."),
     "RequestSendFailed": Told(
@@ -154,11 +155,69 @@ _BY_NAME: Final = {
     "OSError": Told("The system refused what the process asked for, as the number and the words say."),
     "SSLError": Told("TLS failed: a certificate, or the other side does not speak it there."),
     "Error": Told("OpenSSL or another library failed, as its text says."),
+    "ImportError": Told(
+        "A Python module, or a part of one, could not be loaded, for the reason in its text.",
+        "install its package again, in the release that Synapse asks for, in the environment of each process:"
+        " pip check tells what does not fit",
+    ),
+    "SyntaxError": Told(
+        "A file of Python is not for this release of Python, or is damaged.",
+        "see which file it names, and install its package again for this Python",
+    ),
+    "RuntimeError": Told("The program does not go on, for the reason in its text."),
+    "OverflowError": Told("A number is too large for what it is used for."),
+    "SystemError": Told("Python, or a compiled package, reports a fault of its own."),
+    "EOFError": Told("An input ended before it was whole."),
+    "UnicodeError": Told("A text, or the name of a host, cannot be written in the form that is asked for."),
+    **dict.fromkeys(
+        ("FileExistsError", "IsADirectoryError", "NotADirectoryError"),
+        Told("A path is not what the program expects there: a file, a folder, or nothing."),
+    ),
+    **dict.fromkeys(
+        ("TimeoutError", "TCPTimedOutError"),
+        Told("The other side did not answer in time.", "see whether it runs, its load, and the way to it"),
+    ),
+    "CancelledError": Told("What was being done was given up: its client went away, or its time was over."),
+    "ConnectionRefusedError": Told(
+        "Nothing listens at that address, or it is not open to this process.",
+        "see whether the other side runs, and listens there",
+    ),
+    **dict.fromkeys(
+        ("ConnectionResetError", "ConnectionAbortedError", "ResponseFailed", "ResponseNeverReceived"),
+        Told(
+            "The connection ended before the answer was whole.", "see the other side's own log of that time"
+        ),
+    ),
+    **dict.fromkeys(
+        ("DNSLookupError", "UnknownHostError"),
+        Told(
+            "The name of a host has no address, as seen from the process.", "getent hosts NAME tries it there"
+        ),
+    ),
+    "NoRouteError": Told("The network has no way to that address, as seen from the process."),
+    "SchemeNotSupported": Told("A URL begins with neither http: nor https:."),
 }
+
+_OF_SQLITE: Final = {
+    "OperationalError": Told("SQLite did not do what was asked, for the reason in its text."),
+    "InternalError": Told("SQLite reports a fault of its own.", "PRAGMA integrity_check tells of its file"),
+    "InterfaceError": Told(
+        "SQLite's driver was asked for what it cannot do: by its kind a fault of the release.", _SEARCH
+    ),
+    "ProgrammingError": Told(
+        "SQLite's driver was asked for what it cannot do: by its kind a fault of the release.", _SEARCH
+    ),
+    "NotSupportedError": Told(
+        "The SQLite of this system is too old for what this release asks of it.",
+        "update SQLite and Python's own copy of it, or move to PostgreSQL (synapse_port_db)",
+    ),
+}
+"""What is said otherwise of an exception of SQLite."""
 
 
 MEANINGS: Final = frozenset(
-    one.means for one in (_EMPTY, _PROGRAM, _UNFIT_MODULE, _ASSERTION, *_BY_NAME.values())
+    one.means
+    for one in (_EMPTY, _PROGRAM, _UNFIT_MODULE, _ASSERTION, *_BY_NAME.values(), *_OF_SQLITE.values())
 )
 """All that is said of exceptions by their class."""
 
@@ -183,7 +242,22 @@ def told_of_exception(exception: str, frames: Sequence[str]) -> Told | None:
             return _PROGRAM
     if name == "AssertionError":
         return _ASSERTION
-    return _BY_NAME.get(name)
+    of_sqlite = _OF_SQLITE.get(name) if exception.startswith("sqlite3.") else None
+    return of_sqlite or _BY_NAME.get(name)
+
+
+_NOT_PYTHON: Final = re.compile(
+    r"Cannot (?:read|set|destructure)|is not a (?:function|constructor)|undefined|fetch failed|Invalid URL"
+)
+"""What an exception of JavaScript says that has the name of one of Python."""
+
+
+def told_alone(line: str) -> Told | None:
+    """Return what an exception means that stands in a line alone, without its traceback."""
+    name, text = class_of(line)
+    if name in ("", "Error") or not text or _NOT_PYTHON.search(text):
+        return None
+    return told_of_exception(line, ())
 
 
 def told_of_configuration(frames: Sequence[str]) -> Told | None:
@@ -232,8 +306,12 @@ _AT_THE_END: Final = (
     (
         ("synapse/storage/database.py", "synapse/storage/_base.py"),
         Told(
-            "A statement to the database was running, or about to: it failed, or its connection did.",
-            "see PostgreSQL's log of that moment: an error of the statement is there too, with its text",
+            "The last that the text shows is a statement to the database. Whether it failed, or what came"
+            " after it, the line that is missing tells.",
+            (
+                "if that line has psycopg2: see PostgreSQL's log of that moment, which has an error of a"
+                " statement too, with its text"
+            ),
         ),
     ),
     (

@@ -65,6 +65,7 @@ from synrepl.homeserver.explanation.samples import (
     is_comment,
     read_samples,
 )
+from synrepl.homeserver.explanation.served_requests import Refusals
 from synrepl.homeserver.explanation.tokens import (
     FieldPosition,
     SyncToken,
@@ -81,7 +82,12 @@ from synrepl.homeserver.explanation.tokens import (
     roles_of,
     token_fields,
 )
-from synrepl.homeserver.explanation.tracebacks import CUT_TRACEBACK, explain_traceback, in_package
+from synrepl.homeserver.explanation.tracebacks import (
+    CUT_TRACEBACK,
+    explain_exception,
+    explain_traceback,
+    in_package,
+)
 from synrepl.homeserver.explanation.wire_lines import explain_line
 from synrepl.homeserver.streams import POSITION_NAMES
 from synrepl.wire.text import printable
@@ -233,6 +239,7 @@ class _Explainer:
         self._places: dict[str, list[int]] = {}
         self._others = OtherServers()
         self._retries = Retries()
+        self._refusals = Refusals()
         self._late = LateStreams()
         self._update = ""
         self._failed: deque[tuple[int, str]] = deque(maxlen=MAX_FAILED)
@@ -259,6 +266,9 @@ class _Explainer:
         if not passages and not header and (changed := explain_statement(entry.line)) is not None:
             shown = printable(without_secrets(entry.line.strip())[:MAX_TEXT])
             passages = [msgspec.structs.replace(changed, text=shown)]
+        if not passages and not is_told and not header:
+            named = (f"{text.exception}: {text.text}" if text.exception else text.text for text in texts)
+            passages = [one for line in named if (one := explain_exception(line)) is not None][:1]
         if not header and (statement := find_statement(entry.line)) is not None:
             self._statement = statement
             if statement.verb == "select" and not passages:
@@ -320,6 +330,7 @@ class _Explainer:
         if passage is not None and passage.kind == "update_failed":
             passage = with_update(passage, self._update)
         if passage is not None:
+            passage = self._refusals.told(passage, match, header.request)
             self._late.see(match, passage, header, entry.number, entry.exceptions)
             self._add_failure(passage, entry, header.time)
             if passage.severity == "normal" and entry.exceptions and not entry.is_traceback:

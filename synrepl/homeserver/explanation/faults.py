@@ -26,7 +26,7 @@ MAX_LOOKED_AT: Final = 4000
 NOTHING: Final = "nothing is to be done"
 """The advice of what is harmless."""
 
-GENERAL: Final = frozenset(("does_not_fit", "worker_lacks"))
+GENERAL: Final = frozenset(("does_not_fit", "too_deep", "worker_lacks"))
 """Messages that tell only in general what such an exception is."""
 
 
@@ -86,9 +86,10 @@ def find_fault(texts: Sequence[str], frames: Sequence[str]) -> ReleaseFault | No
 
 
 def possible_faults(frames: Sequence[str]) -> list[str]:
-    """Tell of the faults that a traceback without its last line may be of, by its last file of Synapse."""
-    last = frames[-1] if frames else ""
-    found = [one for one in known_faults() if last in one.files and last not in _OF_MUCH]
+    """Tell of the faults that a traceback without its last line may be of: by its last file, or any."""
+    telling = [frame for frame in frames if frame not in _OF_MUCH]
+    last = [one for one in known_faults() if frames and frames[-1] in telling and frames[-1] in one.files]
+    found = last or [one for one in known_faults() if any(frame in telling for frame in one.files)]
     return [
         f"If the line that is missing has {' and '.join(one.says)}: {one.sentence} Then"
         f" {'; '.join(one.steps) or NOTHING}."
@@ -100,6 +101,7 @@ MAX_POSSIBLE: Final = 2
 _OF_MUCH: Final = frozenset(
     (
         "synapse/app/_base.py",
+        "synapse/app/generic_worker.py",
         "synapse/handlers/federation.py",
         "synapse/handlers/sync.py",
         "synapse/storage/databases/main/events_worker.py",

@@ -76,9 +76,9 @@ def _fed_tx_failed(match: Match, writers: Writers) -> Passage | None:
         return None
     words = [
         (
-            "A transaction for another homeserver (the name in brackets) was not sent, because of the"
-            " exception after the line: it failed in this process, and not there. It is tried again"
-            " later, and what waits behind it too."
+            "Sending a transaction to another homeserver (the name in brackets) failed with the exception"
+            " after the line: it failed in this process, and not there. It is tried again later, and what"
+            " waits behind it too."
         )
     ]
     return msgspec.structs.replace(
@@ -164,10 +164,15 @@ _NO_SIGNATURE: Final[Mapping[str, tuple[str, str]]] = {
 """Why a request of another homeserver is refused before its signature is looked at (read in 1.100)."""
 
 
-def _signature(match: Match, writers: Writers) -> Passage | None:
+def refused_unsigned(match: Match) -> Passage | None:
     """Explain a request of another homeserver that was refused, by its words."""
     found = next((told for text, told in _NO_SIGNATURE.items() if text in match.text), None)
     return None if found is None else passage_of(match, [found[0]], [found[1]], [])
+
+
+def _signature(match: Match, writers: Writers) -> Passage | None:
+    """Explain the line of a request that was refused before its signature was looked at."""
+    return refused_unsigned(match)
 
 
 _SENDER: Final = re.compile(r"\bSynapse/(?P<major>\d{1,3})\.(?P<minor>\d{1,4})", re.ASCII)
@@ -230,7 +235,7 @@ _UNREACHED: Final = {
         " IPv4 alone, or the other way round)"
     ),
     "timed_out": "it did not answer in time",
-    "address_none": "its name has no address, or the lookup took too long",
+    "address_none": "its name has no address that this server may go to, or the lookup took too long",
     "tls": "its certificate was not accepted, or it does not speak TLS there",
     "given_up": "it took the connection and gave no answer in time (a minute)",
     "closed_between": "it, or something between, closed the connection without an answer",
@@ -247,7 +252,7 @@ def with_reason_of_others(passage: Passage, match: Match, reasons: Sequence[Matc
     why = [_UNREACHED[key] for key in dict.fromkeys(known) if key in _UNREACHED]
     if not why or len(why) < len(set(known)) or any(isinstance(one, str) for one in reasons):
         return passage
-    reached = f"It was not reached: {'; '.join(why)}. That is normal, and it is asked again later."
+    reached = f"It was not reached: {'; '.join(why)}. Of others that is normal; they are asked again later."
     words = [match.meanings[0], reached]
     advice = [match.message.do]
     said = [match.text, *(one.text for one in reasons if isinstance(one, Match))]

@@ -9,7 +9,7 @@ import msgspec
 
 from synrepl.caches.unreachable import kept_answer
 from synrepl.homeserver.explanation.excerpts import excerpt
-from synrepl.homeserver.explanation.federation import TRANSACTION_PATH, transaction_refused
+from synrepl.homeserver.explanation.federation import TRANSACTION_PATH, refused_unsigned, transaction_refused
 from synrepl.homeserver.explanation.main_requests import is_of_main
 from synrepl.homeserver.explanation.message_passage import Detail, passage_of
 from synrepl.homeserver.explanation.messages import Match, find_reason
@@ -122,6 +122,8 @@ def _refused(match: Match) -> Passage | None:
     *_, code, told = match.values
     if not re.fullmatch(r"[45]\d\d", code):
         return None
+    if code == "401" and (unsigned := refused_unsigned(match)) is not None:
+        return unsigned
     # What is known of the reason is told after it.
     why = "." if find_reason(told) else f": {excerpt(told)}"
     if code.startswith("4"):
@@ -129,6 +131,32 @@ def _refused(match: Match) -> Passage | None:
         return passage_of(match, [words], [], [])
     words = f"A request could not be answered ({code}){why}"
     return passage_of(match, [words], ["see what was logged before with the same request, as in GET-17"], [])
+
+
+MAX_REFUSALS: Final = 1000
+"""So many refused requests are kept until the line of their answer comes: the last ones."""
+
+
+class Refusals:
+    """The requests of which a line tells why they were refused: their answer needs no other reason."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, str] = {}
+
+    def told(self, passage: Passage, match: Match, request: str) -> Passage:
+        """Say of the answer to a refused request that this line before is its reason."""
+        key = match.message.key
+        if key == "client_refused" and request:
+            self._codes[request] = match.values[-2]
+            if len(self._codes) > MAX_REFUSALS:
+                del self._codes[next(iter(self._codes))]
+        if key != "request" or (code := self._codes.pop(request, "")) == "":
+            return passage
+        found = _REQUEST.search(match.text)
+        if found is None or found["code"] != code or code == str(HTTPStatus.UNAUTHORIZED.value):
+            return passage
+        words = [f"The request was answered with {code}, for the reason that another line of it tells."]
+        return msgspec.structs.replace(passage, words=words, advice=[], severity="normal")
 
 
 def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> Passage | None:

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from synrepl.homeserver.explanation.background_updates import told_of_unknown_update, unknown_update
-from synrepl.homeserver.explanation.exceptions import told_of_cut, told_of_exception
+from synrepl.homeserver.explanation.exceptions import told_alone, told_of_cut, told_of_exception
 from synrepl.homeserver.explanation.excerpts import excerpt
 from synrepl.homeserver.explanation.faults import possible_faults
 from synrepl.homeserver.explanation.modules import module_of
@@ -119,6 +119,24 @@ _OF_ALL: Final = frozenset(
     ("synapse.http.server", "synapse.http.site", "synapse.http", "synapse.logging", "synapse.metrics")
 )
 """Modules by way of which everything goes."""
+
+
+def explain_exception(line: str) -> Passage | None:
+    """Explain an exception that stands in a line alone, by its class; None if it is none that is known."""
+    if (told := told_alone(line)) is None:
+        return None
+    text = excerpt(line)
+    return Passage(
+        kind="traceback",
+        severity="error",
+        text=text,
+        words=[f"An exception, without the traceback that tells where it was raised: {text}", told.means],
+        advice=[
+            *([told.do] if told.do else []),
+            "paste the whole traceback, with the line of the log before it, which tells what failed",
+        ],
+    )
+
 
 CUT_TRACEBACK: Final = "Traceback"
 """The text of a passage of a traceback of which the end is missing."""
