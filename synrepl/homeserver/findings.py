@@ -132,6 +132,7 @@ def with_cost(finding: Finding) -> Finding:
 NOTES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ignored_file": "a file that Synapse ignores, as it holds no settings, or as its name ends with .yml",
+        "federates_with_nobody": "a list of the homeservers that are let is empty",
         "cache_memory": "what the caches of all processes may have together",
         "event_cache": "how many events are cached, by the factors that are set",
         "low_cache_factor": "a factor of all caches below the default",
