@@ -272,6 +272,21 @@ NGINX = "2024/01/01 00:00:00 [error] 29#29: *1 "
             ),
             "curl -i",
         ),
+        (
+            "http_cors",
+            "/sync error Error: CORS request rejected: https://m/_matrix/client/r0/sync?timeout=30000",
+            "curl -i",
+        ),
+        (
+            "http_browser",
+            "NetworkError when attempting to fetch resource.",
+            "/_synapse/admin",
+        ),
+        (
+            "http_browser",
+            "GET https://m/_matrix/client/versions net::ERR_NETWORK_CHANGED",
+            "browser's own network",
+        ),
     ],
 )
 def test_words_of_a_server_are_told_with_their_own_cure(key: str, text: str, do: str) -> None:
