@@ -128,7 +128,8 @@ _FIRST_LINES: Final = (
     (r"(?:import|from) [\w.]+(?: |$)", "a program in Python: give the files that it writes"),
     (
         (
-            r"(?:server|upstream \S+|map \S+ \S+|http|location \S.*)\s*\{$|<(?:VirtualHost|IfModule|Location)\b"
+            r"(?:server|upstream \S+|map \S+ \S+|http|location \S.*)\s*\{$"
+            r"|<(?:VirtualHost|IfModule|Location)\b"
             r"|(?:frontend|backend|listen) \S+$|global$|defaults$|[\w.*-]+\.[\w.*:-]+ \{$"
         ),
         "a configuration of a proxy: give Synapse's homeserver.yaml, and the files of its workers",

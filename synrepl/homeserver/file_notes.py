@@ -135,8 +135,21 @@ def setting_names() -> frozenset[str]:
 
 
 def _nobody_let(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
-    """An empty list of the servers that are let, as people write it to let all."""
+    """A list of the servers that are let, as people write it to let all: empty, or with a pattern."""
     key = "federation_domain_whitelist"
+    for file, one in dict.fromkeys(
+        (config.origin(key), one)
+        for config in configs
+        for one in config.list(key)
+        if isinstance(one, str) and "*" in one
+    ):
+        yield Finding(
+            kind="federates_with_nobody",
+            why=f"{printable(one)} in `{key}` of {file} is no pattern: names are compared as they are"
+            " written, so that it lets nobody",
+            remedy=f"write each name in full; to federate with all, remove `{key}`: only without it all are"
+            " let. It is read at the start of each process",
+        )
     for file in dict.fromkeys(config.origin(key) for config in configs if config.get(key) == []):
         yield Finding(
             kind="federates_with_nobody",

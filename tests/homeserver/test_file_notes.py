@@ -127,7 +127,7 @@ def test_a_low_factor(tmp_path: Path, factor: Any, count: int) -> None:
     assert count == sum(one["kind"] == "low_cache_factor" for one in found["notes"])
 
 
-@pytest.mark.parametrize(("value", "count"), [([], 1), (None, 0), (["remote"], 0), ({}, 0)])
+@pytest.mark.parametrize(("value", "count"), [([], 1), (None, 0), (["remote"], 0), ({}, 0), (["*"], 1)])
 def test_an_empty_list_of_servers_lets_nobody(tmp_path: Path, value: Any, count: int) -> None:
     """People write it to let all."""
     config = {**WHOLE, "federation_domain_whitelist": value}
