@@ -116,6 +116,24 @@ _FIRST_LINES: Final = (
     ),
     (r"\[(?:Unit|Service|Container)\]", "a unit of systemd: give the files that its ExecStart names"),
     (r"(?:docker|podman) ", "a command that starts a container: give the files of that"),
+    (
+        r"(?:class|define|node) '?[\w:.-]+'?\s*(?:inherits \S+\s*)?[({]",
+        "a manifest of Puppet: give the files that it writes on the server",
+    ),
+    (r"<%", "a template (ERB or EPP, as Puppet and Chef have them): give the file that is made from it"),
+    (
+        r"(?:template|file|cookbook_file|package|service) ['\"].*\bdo$",
+        "a recipe of Chef: give the files it writes",
+    ),
+    (r"(?:import|from) [\w.]+(?: |$)", "a program in Python: give the files that it writes"),
+    (
+        (
+            r"(?:server|upstream \S+|map \S+ \S+|http|location \S.*)\s*\{$"
+            r"|<(?:VirtualHost|IfModule|Location)\b"
+            r"|(?:frontend|backend|listen) \S+$|global$|defaults$|[\w.*-]+\.[\w.*:-]+ \{$"
+        ),
+        "a configuration of a proxy: give Synapse's homeserver.yaml, and the files of its workers",
+    ),
     (r"(?:export )?\w+=", "an environment: give the files of the process, or of its container"),
     (r"\[[\w.:\" -]+\]$", "INI or TOML, and no YAML"),
 )

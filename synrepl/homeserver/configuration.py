@@ -58,6 +58,7 @@ from synrepl.homeserver.merging import (
 from synrepl.homeserver.poolers import (
     Pooler,
     find_shared_sessions,
+    find_workers_on_sqlite,
     note_poolers,
     note_small_pools,
     take_poolers,
@@ -415,6 +416,7 @@ class _ConfigurationLoader:
             in_values=(
                 *find_wrong_hosts(self._configs, self._release, self._given_release),
                 *find_shared_sessions(self._configs, self._poolers),
+                *find_workers_on_sqlite(self._configs),
             ),
             unread=tuple(self._unread),
             notes=tuple(self._notes),

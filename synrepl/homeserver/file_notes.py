@@ -30,6 +30,7 @@ def notes_on_values(
     """Yield what is worth a note. `told` are unknown keys that a finding names."""
     if release >= FIRST_READ:
         yield from _unknown_keys(configs, told)
+    yield from _nobody_let(configs)
     yield from _factors_without_cache(configs, release)
     yield from _low_factors(configs)
     yield from _events_kept(configs, release)
@@ -131,6 +132,32 @@ def setting_names() -> frozenset[str]:
     """
     text = resources.files(__package__).joinpath("setting_names.txt").read_text("utf-8")
     return frozenset(text.split())
+
+
+def _nobody_let(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
+    """A list of the servers that are let, as people write it to let all: empty, or with a pattern."""
+    key = "federation_domain_whitelist"
+    for file, one in dict.fromkeys(
+        (config.origin(key), one)
+        for config in configs
+        for one in config.list(key)
+        if isinstance(one, str) and "*" in one
+    ):
+        yield Finding(
+            kind="federates_with_nobody",
+            why=f"{printable(one)} in `{key}` of {file} is no pattern: names are compared as they are"
+            " written, so that it lets nobody",
+            remedy=f"write each name in full; to federate with all, remove `{key}`: only without it all are"
+            " let. It is read at the start of each process",
+        )
+    for file in dict.fromkeys(config.origin(key) for config in configs if config.get(key) == []):
+        yield Finding(
+            kind="federates_with_nobody",
+            why=f"`{key}` in {file} is an empty list: no other homeserver is let, so that nothing is sent to"
+            " any, asked of any, or accepted from any",
+            remedy=f"right if that is meant; to federate with all, remove `{key}`: only without it all are"
+            " let. It is read at the start of each process",
+        )
 
 
 # -- caches --------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "wrong_port": "`instance_map` has an address at which that process does not listen for replication",
         "replaced_key": "a key that another file, or the same, has again: what is lost makes it say nothing",
         "ignored_key": "a key that the release does not read yet",
+        "workers_on_sqlite": "workers share an SQLite file, in which no process tells others of its caches",
         "no_listeners": "the main process listens nowhere: it serves nobody (a note)",
         "no_main_port": "a worker of before 1.84 has work, and no port of the main process",
         "wrong_host": "a host of Redis, a process or the database is a path, a URL, or has a port in it",
@@ -132,6 +133,7 @@ def with_cost(finding: Finding) -> Finding:
 NOTES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ignored_file": "a file that Synapse ignores, as it holds no settings, or as its name ends with .yml",
+        "federates_with_nobody": "a list of the homeservers that are let is empty, or has a pattern",
         "cache_memory": "what the caches of all processes may have together",
         "event_cache": "how many events are cached, by the factors that are set",
         "low_cache_factor": "a factor of all caches below the default",

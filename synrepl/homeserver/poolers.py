@@ -275,3 +275,22 @@ def note_poolers(configs: Sequence[ProcessConfig], poolers: Sequence[Pooler]) ->
             " and Synapse needs `session`",
             remedy=f"look at pool_mode; given with --homeserver, or beside the files, {FILE} is read too",
         )
+
+
+def find_workers_on_sqlite(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
+    """Workers whose database is a file of SQLite."""
+    names = [
+        config.name
+        for config in configs
+        if not config.is_main and config.mapping("database").get("name") == "sqlite3"
+    ]
+    if names:
+        yield Finding(
+            kind="workers_on_sqlite",
+            process=names[0] if len(names) == 1 else "",
+            count=len(names),
+            why=f"{several([*map(printable, names)])} and the main process share a file of SQLite: there"
+            " no process tells the others of caches that are stale, and one alone can write at a time",
+            remedy="run the homeserver without workers, or move it to PostgreSQL first (synapse_port_db)",
+            cost="the homeserver is stopped while its rows are copied",
+        )

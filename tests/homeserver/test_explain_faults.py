@@ -411,7 +411,11 @@ OLD_PATH = "http://localhost:29318/transactions/44428"
             "msc3202_device_masquerading",
             "not known",
         ),
-        ("    '<head><title>502 Bad Gateway</title></head>\\r\\n' +", "the proxy's error log", "not known"),
+        (
+            "    '<head><title>502 Bad Gateway</title></head>\\r\\n' +",
+            "the error log of the proxy",
+            "not known",
+        ),
         # What is not Synapse's own: a module, the authentication service, Sygnal, a playbook
         # (devture/matrix-synapse-shared-secret-auth#11, element-hq/matrix-authentication-service#3354,
         # matrix-org/sygnal#337, spantaleev/matrix-docker-ansible-deploy#5338)
@@ -516,7 +520,7 @@ OLD_PATH = "http://localhost:29318/transactions/44428"
                 '2022/05/13 07:32:22 [error] 23#23: *7 open() "/usr/share/nginx/html/_matrix/client/versions"'
                 " failed (2: No such file or directory), client: 172.18.0.2, server: localhost"
             ),
-            "the request came to the wrong server",
+            "has no location that passes this path on",
             "not known",
         ),
         (

@@ -399,7 +399,7 @@ def test_a_request_is_explained_by_its_answer(seconds: str, code: str, request_l
                 ' connecting to upstream, client: 10.0.0.1, request: "PUT /_matrix/client/r0/sync HTTP/2.0",'
                 ' upstream: "http://127.0.0.1:8083/_matrix/client/r0/sync"'
             ),
-            "Nothing listens at 127.0.0.1:8083, to which a proxy, or a bridge, passes requests.",
+            "Nothing listens at 127.0.0.1:8083, which a proxy, a bridge or another program asks.",
         ),
     ],
 )

@@ -254,7 +254,7 @@ def line(logger: str, level: str, text: str) -> str:
             '{"level":"error","msg":"dial tcp 172.18.0.5:8083: connect: connection refused"}',
             "proxy_upstream",
             "error",
-            "Nothing listens at 172.18.0.5:8083, to which a proxy, or a bridge, passes requests.",
+            "Nothing listens at 172.18.0.5:8083, which a proxy, a bridge or another program asks.",
         ),
         (
             "'502 Bad Gateway' caused by: dial tcp: lookup synapse on 127.0.0.11:53: no such host",
@@ -273,7 +273,7 @@ def line(logger: str, level: str, text: str) -> str:
             "haproxy[12]: backend 'sync' has no server available!",
             "proxy_upstream",
             "error",
-            "holds all processes of its upstream sync for down",
+            "HAProxy holds all servers of sync for down",
         ),
         # 8745
         (

@@ -249,7 +249,7 @@ NGINX = "2024/01/01 00:00:00 [error] 29#29: *1 "
         ("http_version", "HTTP/1.1 426 Upgrade Required", "proxy_http_version 1.1"),
         ("tls", "curl: (60) SSL certificate problem: unable to get local issuer certificate", "issuer"),
         ("address_none", "curl: (6) Could not resolve host: matrix.example.org", "getent hosts"),
-        ("proxy_page", "No server is available to handle this request.", "error log"),
+        ("http_503", "No server is available to handle this request.", "the server that is down"),
         ("proxy_too_large", "HTTP Error 413: Request Entity Too Large", "client_max_body_size"),
         (
             "proxy_upstream",
@@ -271,6 +271,21 @@ NGINX = "2024/01/01 00:00:00 [error] 29#29: *1 "
                 " blocked by CORS policy: No 'Access-Control-Allow-Origin' header"
             ),
             "curl -i",
+        ),
+        (
+            "http_cors",
+            "/sync error Error: CORS request rejected: https://m/_matrix/client/r0/sync?timeout=30000",
+            "curl -i",
+        ),
+        (
+            "http_browser",
+            "NetworkError when attempting to fetch resource.",
+            "/_synapse/admin",
+        ),
+        (
+            "http_browser",
+            "GET https://m/_matrix/client/versions net::ERR_NETWORK_CHANGED",
+            "browser's own network",
         ),
     ],
 )
@@ -419,3 +434,208 @@ def test_lines_of_nginx_and_traefik_are_told(key: str, text: str, said: str) -> 
 
     assert passage.kind == key
     assert said in passage.words[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "do"),
+    [
+        (
+            "http_504",
+            "requests.exceptions.HTTPError: 504 Server Error: Gateway Time-out for url: https://h/x",
+            "600s",
+        ),
+        (
+            "http_504",
+            "aiohttp.ClientResponseError: 504, message='Gateway Time-out', url='https://h/x'",
+            "600s",
+        ),
+        ("http_504", "urllib.error.HTTPError: HTTP Error 504: Gateway Time-out", "600s"),
+        ("http_504", "HTTP status server error (504 Gateway Timeout) for url (https://h/x)", "600s"),
+        (
+            "http_504",
+            "httpx.HTTPStatusError: Server error '504 Gateway Time-out' for url 'https://h/x'",
+            "600s",
+        ),
+        ("http_504", "failed to GET /_matrix/client/r0/sync: 504 Gateway Time-out", "same since="),
+        ("http_504", "<head><title>504 Gateway Time-out</title></head>", "600s"),
+        ("http_504", "AxiosError: Request failed with status code 504", "600s"),
+        ("http_502", "curl: (22) The requested URL returned error: 502", "error log"),
+        (
+            "http_502",
+            "msg=Failed to POST JSON to /_matrix/client/r0/register:  code=502 wrapped=.",
+            "error log",
+        ),
+        ("http_503", "503 Server Error: Service Temporarily Unavailable for url: https://h/x", "Retry-After"),
+        (
+            "http_500",
+            "httpx.HTTPStatusError: Server error '500 Internal Server Error' for url 'http://h/x'",
+            "log",
+        ),
+        ("http_401", "401 Client Error: Unauthorized for url: http://h/x", "Authorization"),
+        ("http_403", "403 Client Error: Forbidden for url: http://h/x", "errcode"),
+        ("http_404", "404 Client Error: Not Found for url: http://h/x", "M_UNRECOGNIZED"),
+        (
+            "http_redirect",
+            "Redirect response '301 Moved Permanently' for url 'http://h/x'",
+            "that address itself",
+        ),
+        (
+            "http_lines",
+            "requests.exceptions.JSONDecodeError: Extra data: line 2 column 1 (char 120)",
+            "iter_lines",
+        ),
+        ("http_lines", "Attempt to decode JSON with unexpected mimetype: application/x-ndjson", "iter_lines"),
+        ("http_page", "Attempt to decode JSON with unexpected mimetype: text/html", "curl -i"),
+        ("http_page", "SyntaxError: Unexpected token < in JSON at position 0", "curl -i"),
+        ("http_long_line", "ValueError: Chunk too big", "read_bufsize"),
+        (
+            "http_long_line",
+            "aiohttp.http_exceptions.LineTooLong: 400, Got more than 524288 bytes",
+            "read_bufsize",
+        ),
+        ("http_504", "the server returned an error: [504] <non-json bytes>", "600s"),
+        ("http_waited", "/sync error ORG.MATRIX.JSSDK_TIMEOUT: Locally timed out waiting", "first /sync"),
+        (
+            "web_serves_api",
+            (
+                '[error] 200#200: *16 open() "/var/www/x/_synapse/admin/v1/rooms" failed (2: No such file or'
+                ' directory), client: 1.2.3.4, server: x, request: "GET /_synapse/admin/v1/rooms HTTP/1.1"'
+            ),
+            "Synapse's own port",
+        ),
+        ("no_resource", "  <head><title>404 - No Such Resource</title></head>", "/_synapse/admin"),
+        ("http_404", "<head><title>404 Not Found</title></head>", "Synapse's own port"),
+        ("http_504", "WARN Unhandled IO error, error: Sync returned 504", "600s"),
+        (
+            "http_unreachable",
+            'POST https://h:8448/x HTTP null Error: {"code":"ETIMEDOUT","connect":true}',
+            "8448",
+        ),
+        (
+            "http_unreachable",
+            (
+                "Get https://h:8448/x: net/http: request canceled while waiting for connection"
+                " (Client.Timeout exceeded while awaiting headers)"
+            ),
+            "firewall",
+        ),
+        ("http_waited", "** (HTTPoison.Error) :timeout", "longer than"),
+        ("http_waited", "initial sync error: (connection: Timeout was reached)", "first /sync"),
+        ("tls", "(connection: SSL peer certificate or SSH remote key was not OK)", "issuer"),
+        ("http_cut", "(connection: Server returned nothing (no headers, no data))", "ask again"),
+        ("http_pool", "httpx.PoolTimeout", "max_connections"),
+        ("http_unreachable", "httpx.ConnectError: All connection attempts failed", "nothing listens"),
+        (
+            "http_unreachable",
+            "Cannot connect to host 127.0.0.1:9093 ssl:default [Connect call failed]",
+            "ss -ltnp",
+        ),
+        (
+            "http_unreachable",
+            "curl: (7) Failed to connect to 127.0.0.1 port 9093 after 0 ms",
+            "Nothing was sent",
+        ),
+        ("http_no_http", "curl: (1) Received HTTP/0.9 when not allowed", "9092"),
+        (
+            "http_no_http",
+            'transport connection broken: malformed HTTP response "\\x15\\x03\\x01"',
+            "https://",
+        ),
+        (
+            "http_cut",
+            "('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
+            "ask again",
+        ),
+        ("http_cut", "httpx.ReadError", "ask again"),
+        ("http_cut", "hyper::Error(IncompleteMessage)", "ask again"),
+        ("http_waited", "aiohttp.SocketTimeoutError: Timeout on reading data from socket", "longer than"),
+        ("http_waited", "error sending request for url (http://h/x): operation timed out", "longer than"),
+        ("tls", "tls: failed to verify certificate: x509: certificate signed by unknown authority", "issuer"),
+        ("tls", "Error: unable to verify the first certificate", "issuer"),
+        ("proxy_too_large", "413 Client Error: Request Entity Too Large for url: https://h/x", "too_large"),
+        ("rate_limited", "429 Client Error: Too Many Requests for url: https://h/x", "retry"),
+        ("proxy_cloudflare", "<title>h | 524: A timeout occurred</title>", "ask again"),
+    ],
+)
+def test_errors_of_clients_are_told_whatever_library_they_are_of(key: str, text: str, do: str) -> None:
+    [passage] = explain(text).passages
+
+    assert key == passage.kind
+    assert do in " | ".join([*passage.words, *passage.advice])
+
+
+@pytest.mark.parametrize(
+    ("cause", "said", "do"),
+    [
+        (
+            "SSLError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed')",
+            "certificate",
+            "verify=FILE",
+        ),
+        ("NameResolutionError('Failed to resolve')", "has no address", "getent"),
+        ("ConnectTimeoutError: ConnectTimeout", "did not answer to a connection", "firewall"),
+        (
+            "NewConnectionError('[Errno 111] Connection refused')",
+            "nothing was sent",
+            "listens at that address",
+        ),
+    ],
+)
+def test_why_requests_got_no_connection_is_told(cause: str, said: str, do: str) -> None:
+    line = f"HTTPSConnectionPool(host='h', port=443): Max retries exceeded with url: /v1 (Caused by {cause})"
+    [passage] = explain(f"requests.exceptions.ConnectionError: {line}").passages
+
+    assert said in " ".join(passage.words)
+    assert do in " ".join(passage.advice)
+
+
+def test_a_path_of_media_is_of_the_process_with_the_media_repository() -> None:
+    [passage] = explain(
+        '1.2.3.4 - - [22/Dec/2022] "GET /_synapse/admin/v1/users/@a:h/media?dir=b HTTP/1.1" 404 62'
+    ).passages
+
+    assert "the resource media, in a process that has the media repository" in " ".join(passage.advice)
+
+
+def test_a_traceback_of_a_client_is_of_another_program() -> None:
+    [passage] = explain(
+        "Traceback (most recent call last):\n"
+        '  File "/usr/lib/python3.8/site-packages/aiohttp/connector.py", line 969, in _wrap\n'
+        "    return await self._loop.create_connection(*args)\n"
+        "ValueError: an unknown one"
+    ).passages
+
+    assert "which Synapse does not use" in " ".join(passage.words)
+    assert not any("update aiohttp" in one for one in passage.advice)
+
+
+def test_an_address_of_the_container_itself_is_said_to_be_that() -> None:
+    [passage] = explain('Get "https://h/x": dial tcp 127.0.0.1:443: connect: connection refused').passages
+
+    assert "that container itself" in passage.advice[1]
+
+
+@pytest.mark.parametrize(
+    ("reason", "do"),
+    [
+        ("Layer4 connection problem", "listens at that address"),
+        ("Layer4 timeout", "firewall"),
+        ("Layer6 invalid response", "check-ssl"),
+        ("Layer7 timeout", "load"),
+        ("Layer7 wrong status, code: 401", "/health"),
+        ("Health analyze, info: x", "info:"),
+    ],
+)
+def test_why_a_server_is_down_is_told_by_the_reason_of_haproxy(reason: str, do: str) -> None:
+    [passage] = explain(
+        f"haproxy[1]: Server synapse/w1 is DOWN, reason: {reason}, check duration: 2ms."
+    ).passages
+
+    assert "synapse/w1" in passage.words[0]
+    assert do in passage.advice[0]
+
+
+def test_a_backend_without_servers_is_not_told_by_requests_that_nobody_sent() -> None:
+    [passage] = explain("haproxy[1]: backend 'synapse' has no server available!").passages
+
+    assert "HAProxy holds all servers of synapse for down, or has none there" in passage.words[0]

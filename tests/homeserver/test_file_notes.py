@@ -41,6 +41,9 @@ def notes(folder: Path, kind: str, *rest: str, **files: dict[str, Any]) -> list[
         # As if it were the counterpart of federation_sender_instances.
         (["federation_receiver_instances"], ["`federation_receiver_instances` in", "is no setting"]),
         (["rc_mesage", "use_presences"], ["`rc_mesage` (did you mean rc_message?)", "are no settings"]),
+        # The name of a limit in Synapse's code, and of no key.
+        (["rc_messages"], ["`rc_messages` (did you mean rc_message?)"]),
+        (["rc_messages_per_second", "rc_message_burst_count"], []),
         (["cache_autotuning"], ["`cache_autotuning` (it is a key below `caches`)"]),
         (["enabled"], ["`enabled` in"]),
         ([f"key{n}" for n in range(12)], ["`key9` and 2 more in"]),
@@ -122,6 +125,14 @@ def test_a_low_factor(tmp_path: Path, factor: Any, count: int) -> None:
     found = run(*files, code=3 if isinstance(factor, str) else WELL)
 
     assert count == sum(one["kind"] == "low_cache_factor" for one in found["notes"])
+
+
+@pytest.mark.parametrize(("value", "count"), [([], 1), (None, 0), (["remote"], 0), ({}, 0), (["*"], 1)])
+def test_an_empty_list_of_servers_lets_nobody(tmp_path: Path, value: Any, count: int) -> None:
+    """People write it to let all."""
+    config = {**WHOLE, "federation_domain_whitelist": value}
+
+    assert count == len(notes(tmp_path, "federates_with_nobody", homeserver=config))
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,14 @@ def refusal(path: Path) -> str:
         ("s.nix", "{ config, ... }: {\n  enable = true;\n}\n", "systemctl cat matrix-synapse"),
         ("page.md", "# x\n```yaml\na: 1\n```\n", "give each block as a file of its own"),
         ("w.yaml", "a:\n- b: 1\n\tc: 1\n", "spaces in place of tabs"),
+        ("s.pp", "# x\nclass profiles::synapse {\n  file { 'a': }\n}\n", "a manifest of Puppet"),
+        ("hs.erb", "<%= x %>\nserver_name: <%= y %>: z\n", "ERB or EPP"),
+        ("r.rb", "template '/etc/hs.yaml' do\n  source 'a'\nend\n", "a recipe of Chef"),
+        ("w.py", "import os\nx = {'a': 1}\n", "a program in Python"),
+        ("n.conf", "upstream w {\n  server a:1;\n}\n", "a configuration of a proxy"),
+        ("h.cfg", "frontend https\n  bind :443\n", "a configuration of a proxy"),
+        ("Caddyfile", "matrix.example.org {\n  reverse_proxy a:1\n}\n", "a configuration of a proxy"),
+        ("a.conf", "<VirtualHost *:443>\n  ServerName x\n</VirtualHost>\n", "a configuration of a proxy"),
     ],
 )
 def test_what_is_no_yaml_of_synapse(tmp_path: Path, name: str, text: str, said: str) -> None:

@@ -227,3 +227,22 @@ def test_a_manifest_of_a_pooler_alone(tmp_path: Path) -> None:
     (tmp_path / "pool.yaml").write_text(yaml.safe_dump(MANIFESTS["ConfigMap"]))
     with pytest.raises(ConfigError, match="is a file of PgBouncer, and says nothing of a homeserver"):
         read_homeserver([tmp_path / "pool.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "worker", "expected"),
+    [
+        ("sqlite3", WORKER, ["w1"]),
+        ("psycopg2", WORKER, []),
+        ("sqlite3", None, []),
+    ],
+)
+def test_workers_on_a_file_of_sqlite(
+    tmp_path: Path, engine: str, worker: dict[str, Any] | None, expected: list[str]
+) -> None:
+    """There Synapse writes no rows for caches, so that no process hears of what another changed."""
+    config = {**database(), "database": {"name": engine, "args": {"database": "x"}}}
+    words = write(tmp_path, homeserver=config, **({"worker1": worker} if worker else {}))
+    found = run(*words, code=UNWELL if expected else WELL)
+
+    assert expected == [one["process"] for one in found["findings"] if one["kind"] == "workers_on_sqlite"]

@@ -31,6 +31,10 @@ _LOOPBACK: Final = (
     "[::1] is what localhost may mean: if Synapse listens at 127.0.0.1 alone, write 127.0.0.1 into the"
     " proxy's configuration in place of localhost"
 )
+_CONTAINER: Final = (
+    "in a container 127.0.0.1 is that container itself: ask the other one by its name. If the line has a name"
+    " too, see which address it has there: getent hosts NAME"
+)
 
 _LATE: Final = r"timed? ?out|i/o timeout|timeout awaiting|request timeout"
 _LONGER: Final = (
@@ -58,6 +62,35 @@ _BY_PATH: Final = (
 """Requests that take long by themselves: the path, and what to do in place of looking for load."""
 
 _ON_THE_WAY: Final = (
+    (
+        r"(?:is DOWN|failed), reason: Layer7 wrong status",
+        "A check of HAProxy got an answer of {}, with a status that it does not take for well: it runs.",
+        (
+            "have the check ask a path that answers 200 (Synapse: option httpchk GET /health, which each"
+            " listener of type http has; synrepl: /readyz, 503 while it is not ready), with http-check expect"
+            " status 200"
+        ),
+    ),
+    (
+        r"(?:is DOWN|failed), reason: Layer7 (?:timeout|invalid response)",
+        "A check of HAProxy reached {}, and got no answer in time, or none in HTTP.",
+        "look at the load of that process; none in HTTP: the port speaks TLS, or is that of another protocol",
+    ),
+    (
+        r"(?:is DOWN|failed), reason: Layer6",
+        "A check of HAProxy did not agree on TLS with {}.",
+        "take ssl and check-ssl out of the line of that server, unless its port speaks TLS",
+    ),
+    (
+        r"(?:is DOWN|failed), reason: Layer4 timeout",
+        "A check of HAProxy got no answer to a connection from {}.",
+        "see whether both are in one network, whether a firewall is between, and whether that machine runs",
+    ),
+    (
+        r"(?:is DOWN|failed), reason: Health analyze",
+        "HAProxy takes {} for down, as requests to it failed one after the other (observe, error-limit).",
+        f"info: in the line says how they failed. {_SEE_ADDRESS}",
+    ),
     (
         r"is DOWN|Health check for server",
         "A check of the proxy finds {} down.",
@@ -97,7 +130,12 @@ _ON_THE_WAY: Final = (
         ),
     ),
     (
-        r"no live upstreams|has no server available",
+        r"backend '?[^\s']{1,200}'? has no server available",
+        "HAProxy holds all servers of {} for down, or has none there: it answers 503 until a check succeeds.",
+        "its lines before tell which server is DOWN, and why (reason:)",
+    ),
+    (
+        r"no live upstreams",
         (
             "The proxy holds all processes of its upstream {} for down, and asks none for a while: requests"
             " before this one were refused, or took too long."
@@ -134,8 +172,8 @@ _ON_THE_WAY: Final = (
     ),
     (
         r"SSL_do_handshake|SSL handshak|gave HTTP response to HTTPS|does not look like a TLS handshake",
-        "A proxy speaks TLS to {}, which does not, or not as it likes.",
-        "pass requests on by http:// unless that listener of Synapse has tls: true",
+        "A proxy, or another program, speaks TLS to {}, which does not, or not as it likes.",
+        "ask it by http:// unless that listener of Synapse has tls: true",
     ),
     (
         r"\b13: Permission denied|connect: permission denied",
@@ -150,7 +188,7 @@ _ON_THE_WAY: Final = (
             r"refused|No such file or directory|connect: no such file|AH01114|AH01079"
             r"|failed to make connection|connect error: 111"
         ),
-        "Nothing listens at {}, to which a proxy, or a bridge, passes requests.",
+        "Nothing listens at {}, which a proxy, a bridge or another program asks.",
         _SEE_ADDRESS,
     ),
     (
@@ -333,7 +371,8 @@ def told_of_proxy(text: str) -> tuple[list[str], list[str]] | None:
     words = f"{words[0].upper()}{words[1:]}"
     if told[0] == _LATE:
         return [words, *hidden], _late(text, told[2])
-    advice = [told[2], *([_LOOPBACK] if where.startswith("[::1]") and told[2] == _SEE_ADDRESS else [])]
+    beside = {"[::1]": _LOOPBACK, "127.0.0.1": _CONTAINER}.get(where.rpartition(":")[0], "")
+    advice = [told[2], *([beside] if beside and told[2] == _SEE_ADDRESS else [])]
     return [words, *hidden], advice
 
 

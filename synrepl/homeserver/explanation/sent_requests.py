@@ -32,13 +32,39 @@ def _fetched(match: Match, writers: Writers) -> Passage | None:
     return msgspec.structs.replace(passage_of(match, words, advice, []), severity=severity)
 
 
+_NO_CONNECTION: Final = (
+    (
+        "WRONG_VERSION_NUMBER|wrong version number|UNKNOWN_PROTOCOL",
+        "A script or another client speaks TLS (https://) to a port that does not.",
+        "write http:// in place of https:// for that port: behind a proxy Synapse itself has no TLS",
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED|certificate verify failed",
+        "A client does not accept the certificate of the server in the line: nothing was asked.",
+        (
+            "the words at the end tell why: self-signed, or no issuer found (the proxy must send the whole"
+            " chain, fullchain.pem; requests: verify=FILE of the issuer, or REQUESTS_CA_BUNDLE), expired, or"
+            " of another name (ask by a name that it has)"
+        ),
+    ),
+    (
+        "NameResolutionError|[Nn]ame or service not known|name resolution|getaddrinfo",
+        "The name in the line has no address where the client runs: nothing was asked.",
+        "see getent hosts NAME there; names of containers are known in their own network alone",
+    ),
+    (
+        "ConnectTimeout|No route to host|Network is unreachable",
+        "The address in the line did not answer to a connection: nothing was asked.",
+        "see whether a firewall is between, or the address is of another network",
+    ),
+)
+"""Why Python's requests got no connection: what tells it, the meaning, and what to do."""
+
+
 def _tool_unreachable(match: Match, writers: Writers) -> Passage | None:
-    """Explain an address that a script did not reach by the protocol."""
-    if re.search("WRONG_VERSION_NUMBER|wrong version number|UNKNOWN_PROTOCOL", match.text) is None:
-        return None
-    words = ["A script speaks TLS (https://) to a port of the homeserver that does not."]
-    advice = ["write http:// in place of https:// for that port: behind a proxy Synapse itself has no TLS"]
-    return passage_of(match, words, advice, [])
+    """Explain an address that a client did not reach, by the reason in the line."""
+    told = next((one for one in _NO_CONNECTION if re.search(one[0], match.text)), None)
+    return passage_of(match, [told[1]], [told[2]], []) if told else None
 
 
 _ANSWERED: Final = re.compile(

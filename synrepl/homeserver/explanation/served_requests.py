@@ -61,6 +61,12 @@ RESOURCES: Final = (
 )
 """The resource that a listener must have (`names`) for requests with this beginning of a path."""
 
+OF_MEDIA: Final = re.compile(
+    r"/_synapse/admin/v1/(?:(?:user|users|room)/[^/]+/media|media/|quarantine_media/|purge_media_cache)",
+    re.ASCII,
+)
+"""Paths of the admin API that only a process with the media repository takes, by the resource media."""
+
 WRITES: Final = (
     ("/receipt/", "receipts"),
     ("/read_markers", "receipts"),
@@ -163,6 +169,8 @@ def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> 
     """Explain a request that was refused or failed, or was slow between processes; None for all others."""
     is_internal = path.startswith("/_synapse/replication/")
     resource = next((one for start, one in RESOURCES if path.startswith(start)), "")
+    if OF_MEDIA.match(path):
+        resource = "media, in a process that has the media repository"
     whose = "Another process of the homeserver asked this one" if is_internal else "A request came"
     # Each transaction has a number of its own.
     shown = "/_matrix/federation/v1/send/..." if TRANSACTION_PATH.match(path) else excerpt(path)

@@ -99,11 +99,20 @@ _OF_SYNAPSE: Final = frozenset(
 """Packages in which a failure is told by what is known of it: Synapse's own, and its libraries."""
 
 
+_OF_CLIENTS: Final = frozenset(
+    ("aiohttp", "httpcore", "httpx", "matrix_client", "maubot", "mautrix", "nio", "requests", "urllib3")
+)
+"""Packages of programs that ask Synapse, which it does not use itself."""
+
+
 def in_package(passage: Passage, package: str) -> Passage:
     """Say of what failed that it did so in a package of other authors: a module, or a library."""
     if passage.severity != "error" or not package or package in _OF_SYNAPSE:
         return passage
     name = printable(package)
+    if package in _OF_CLIENTS:
+        told = f"It was raised in {name}, which Synapse does not use: as a bridge or a bot does."
+        return msgspec.structs.replace(passage, words=[*passage.words, told])
     told = (
         f"It was raised in {name}, which is no part of Synapse: a module of its configuration, or a library."
     )
