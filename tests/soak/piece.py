@@ -234,7 +234,6 @@ class Piece:
         """Run it. What must not be is in the `trouble` of the outcome."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._clock = WallClock(self._folder / "clock")
-        began = time.monotonic()
         with Cluster(self._folder) as cluster:
             primary = self._add_members(cluster)
             cluster.wait_until_same(seconds=PATIENT_SECONDS)
@@ -248,10 +247,13 @@ class Piece:
             self._load.may_be_misheard = True
             subscriber = self._subscriber(primary)
             followers = self._start_followers()
+            # From here on: starts take long beside a busy machine.
+            began = time.monotonic()
             try:
                 with _Ledger(primary, primary.place().serial) as self._ledger:
                     first = self._ledger.serial
                     self._measure()
+                    self._make_trouble()
                     while time.monotonic() < began + TROUBLE_SHARE * self._seconds:
                         self._make_trouble()
                     with self._load:
