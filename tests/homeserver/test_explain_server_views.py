@@ -243,3 +243,84 @@ def test_rows_of_sizes_are_read_without_their_head(rows: str) -> None:
 )
 def test_other_rows_without_a_head_are_no_sizes(text: str) -> None:
     assert explain(text).passages == []
+
+
+LONG_LOCKS = """\
+  pid |       age       |                   query                    |       mode      | granted
+------+-----------------+--------------------------------------------+-----------------+---------
+ 1084 | 00:16:34.856888 | SELECT ... FROM state_groups_state WHERE x | AccessShareLock | t
+"""
+LONG_SESSIONS = """\
+ pid  | state  |          query_start          |                 query
+------+--------+-------------------------------+---------------------------------------
+ 1084 | active | 2020-07-09 10:00:00.123+00    | SELECT ... FROM state_groups_state
+ 1085 | active | 2020-07-09 10:20:01.123+00    | SELECT 1
+ 1086 | active | 2020-07-08 10:20:01.123+00    | autovacuum: VACUUM public.events
+"""
+
+
+@pytest.mark.parametrize(("text", "said"), [(LONG_LOCKS, "16 minutes"), (LONG_SESSIONS, "20 minutes")])
+def test_a_session_that_works_for_long_is_told_with_its_tables(text: str, said: str) -> None:
+    """matrix-org/synapse#7772."""
+    [passage] = explain(text).passages
+
+    assert "look" == passage.severity
+    assert any(said in one and "pid 1084" in one for one in passage.words)
+    assert any(step.startswith("state_groups_state: ") for step in passage.advice)
+    assert "pg_cancel_backend" in passage.advice[-1]
+
+
+def test_a_plan_that_was_not_run_is_told_by_what_is_guessed() -> None:
+    """matrix-org/synapse#11184; the statement before it is of a table that is known by itself."""
+    [passage] = explain(
+        "synapse=# explain SELECT event_id FROM state_groups_state WHERE type = ?;\n"
+        "                                QUERY PLAN\n"
+        "---------------------------------------------------------------------------\n"
+        " Unique  (cost=37421005.02..38175030.12 rows=40000 width=104)\n"
+        "   ->  Seq Scan on state_groups_state  (cost=0.00..4231111.60 rows=201073360 width=104)\n"
+        "   ->  Seq Scan on state_group_edges e  (cost=0.00..4756.80 rows=252480 width=16)\n"
+    ).passages
+
+    assert "look" == passage.severity
+    assert passage.words[0].startswith("It reads the whole of state_groups_state (201,073,360 rows)")
+    assert any("guesses" in one for one in passage.words)
+    assert passage.advice[0].startswith("ANALYZE state_groups_state")
+
+
+STATEMENTS = """\
+                       query                       | calls | total_exec_time | mean_exec_time
+---------------------------------------------------+-------+-----------------+----------------
+ SELECT * FROM device_inbox WHERE x = $1           |     2 |          9000.5 |        4500.25
+ SELECT $1                                         | 3,000 |            31.5 |          0.01
+ ALTER ROLE synapse PASSWORD 'hunter2'             |     1 |             0.5 |            0.5
+"""
+
+
+def test_statements_are_told_by_the_time_they_took() -> None:
+    [passage] = explain(STATEMENTS).passages
+
+    assert "look" == passage.severity
+    assert "1 statement here takes a second or more" in passage.words[0]
+    assert "9.0 s in 2 calls" in passage.words[1]
+    assert any(step.startswith("device_inbox: ") for step in passage.advice)
+    assert "hunter2" not in str(passage)
+
+
+def test_statements_that_are_quick_are_only_counted() -> None:
+    [passage] = explain("".join(STATEMENTS.splitlines(True)[:2] + STATEMENTS.splitlines(True)[3:])).passages
+
+    assert "" == passage.severity
+    assert "None here takes a second on average." in passage.words
+    assert "hunter2" not in str(passage)
+
+
+def test_a_table_of_which_old_releases_remove_nothing_is_told_so() -> None:
+    """matrix-org/synapse#3643."""
+    [passage] = explain(
+        " public.received_transactions             | 2302 MB\n"
+        " public.cache_invalidation_stream         | 2270 MB\n"
+        " public.event_json                        | 1608 MB\n"
+    ).passages
+
+    assert any("DELETE FROM cache_invalidation_stream WHERE" in step for step in passage.advice)
+    assert any("30 days" in step for step in passage.advice)

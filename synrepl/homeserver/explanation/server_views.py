@@ -5,10 +5,11 @@ A view is told by its columns, as people select some of them alone. Docs: docs/h
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Final, NamedTuple, TypeAlias
 
-from synrepl.homeserver.explanation.excerpts import without_secrets
+from synrepl.homeserver.explanation.excerpts import excerpt, without_secrets
 from synrepl.homeserver.explanation.relations import known_relations
 from synrepl.homeserver.explanation.results import Passage
 from synrepl.html.humanize import counted, listed, several, size
@@ -44,6 +45,71 @@ BLOCKERS: Final = (
     " WHERE cardinality(pg_blocking_pids(pid)) > 0 OR state LIKE 'idle in%'"
 )
 """Who waits for whom."""
+LONG: Final = 60
+"""From how many seconds on a statement takes long."""
+_LASTED: Final = re.compile(
+    r"(?:(?P<days>\d{1,5}) days? ?)?(?P<hours>\d{1,4}):(?P<minutes>\d\d):(?P<seconds>\d\d)(?:\.\d{1,9})?",
+    re.ASCII,
+)
+_STARTS: Final = ("query_start", "xact_start", "state_change", "backend_start")
+_CHORES: Final = re.compile(r"autovacuum: |START_REPLICATION")
+
+
+def _lasted(text: str) -> int:
+    """How many seconds an interval has, as PostgreSQL prints it; -1: it is none."""
+    if (found := _LASTED.fullmatch(text)) is None:
+        return -1
+    days, hours, minutes, seconds = (int(one or 0) for one in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _moment(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _told_of_longest(rows: _Rows) -> _Said:
+    """What is said of the session that has been at one statement for longest."""
+    at_work = [
+        row
+        for row in rows
+        if row.get("state", "active") == "active" and not _CHORES.match(row.get("query", ""))
+    ]
+    # The newest time in the view is no later than that at which it was asked for.
+    now = max((_moment(row.get(name, "")) for row in rows for name in _STARTS), default=0.0)
+    ages = [
+        (max([*(_lasted(row.get(name, "")) for name in _AGES), int(now - start) if start else -1]), row)
+        for row in at_work
+        for start in (_moment(row.get("query_start", "")),)
+    ]
+    most, row = max(ages, key=lambda one: one[0], default=(-1, {}))
+    if most < LONG:
+        return _Said([], [])
+    words = (
+        f"The session that has been at work for longest{_which([row])} has been so for"
+        f" {most // 60} minutes or more: meanwhile its locks stay, and VACUUM removes no row that was deleted"
+        " since it began."
+    )
+    tables = [name for name in known_relations() if re.search(rf"\b{name}\b", row.get("query", ""))]
+    return _Said(
+        [words],
+        [
+            (
+                "if it waits for no lock: ANALYZE its tables, as statistics are old after a restore or an"
+                " upgrade; EXPLAIN (ANALYZE, BUFFERS) of a SELECT, which runs it, tells what takes long"
+            ),
+            *_steps_of(tables),
+            (
+                "SELECT pg_cancel_backend(PID) ends the statement alone: its transaction is undone, and a"
+                " process of Synapse repeats it or fails that request; what was committed stays"
+            ),
+        ],
+        "look",
+    )
+
+
 _END_ONE: Final = (
     "SELECT pg_terminate_backend(PID) ends one for good: its transaction is undone as a whole, and a process"
     " of Synapse repeats it or fails that request; what was committed stays"
@@ -99,7 +165,10 @@ def _told_of_sessions(rows: _Rows) -> _Said:
                 " transaction that was open before it has ended."
             )
         advice.insert(0, f"see who holds it: {BLOCKERS}")
-    return _Said(words, advice, "look" if still or waiting else "")
+    long = _told_of_longest(rows)
+    return _Said(
+        [*words, *long.words], [*advice, *long.advice], "look" if still or waiting or long.words else ""
+    )
 
 
 def _which(rows: _Rows) -> str:
@@ -125,8 +194,8 @@ def _told_of_locks(rows: _Rows) -> _Said:
         )
     ]
     if not waiting:
-        words.append("Nobody waits here.")
-        return _Said(words, [])
+        long = _told_of_longest(rows)
+        return _Said([*words, "Nobody waits here.", *long.words], long.advice, long.severity)
     modes = listed(sorted({printable(row.get("mode", "a lock")) for row in waiting}))
     words.insert(0, f"Sessions wait for locks: pid {_pids(waiting) or 'not told'}, for {modes}.")
     if any(row.get("mode") == "AccessExclusiveLock" for row in [*waiting, *rows]):
@@ -350,8 +419,7 @@ def _told_of_sizes(rows: _Rows) -> _Said:
     words = [f"Sizes of tables; the largest: {first}."]
     known = known_relations()
     words += [f"{name}: {known[name].about}" for name, _ in sizes[:5] if name in known]
-    advice = [f"{name}: {known[name].do}" for name, _ in sizes[:5] if name in known and known[name].do]
-    return _Said(words, [*advice, _BACK])
+    return _Said(words, [*_steps_of(name for name, _ in sizes[:5]), _BACK])
 
 
 # -- PgBouncer -----------------------------------------------------------------------------------------------
@@ -430,10 +498,11 @@ def _told_of_pooler_settings(rows: _Rows) -> _Said:
 # -- plans ---------------------------------------------------------------------------------------------------
 
 _WHOLE: Final = re.compile(
-    r"Seq Scan on (?P<table>\w{1,63}).{0,200}?actual time=[\d.]{1,50} rows=(?P<rows>[\d.]{1,20})"
-    r" loops=(?P<loops>\d{1,12})",
+    r"Seq Scan on (?P<table>\w{1,63})(?:.{0,200}?actual time=[\d.]{1,50} rows=(?P<rows>[\d.]{1,20})"
+    r" loops=(?P<loops>\d{1,12})|.{0,100}?\brows=(?P<guessed>\d{1,15}) )",
     re.ASCII,
 )
+"""A table that is read as a whole: how many rows that were, or are guessed to be."""
 _FILTERED: Final = re.compile(r"Rows Removed by Filter: (?P<rows>\d{1,15})", re.ASCII)
 _TOOK: Final = re.compile(r"Execution Time: (?P<ms>[\d.]{1,20}) ms", re.ASCII)
 MANY_ROWS: Final = 100_000
@@ -455,9 +524,12 @@ def _told_of_plan(rows: _Rows) -> _Said:
         removed = next(
             (int(one["rows"]) for text in lines[at + 1 : at + 4] if (one := _FILTERED.search(text))), 0
         )
-        read = int(float(found["rows"]) + removed) * int(found["loops"])
+        read = int(float(found["rows"] or found["guessed"]) + removed) * int(found["loops"] or 1)
         whole[found["table"]] = max(read, whole.get(found["table"], 0))
-    large = {name: read for name, read in whole.items() if read >= MANY_ROWS}
+    by_size = sorted(whole.items(), key=lambda one: -one[1])
+    large = {name: read for name, read in by_size if read >= MANY_ROWS}
+    if took is None and large:
+        words.append("The numbers of rows are guesses of PostgreSQL; EXPLAIN (ANALYZE, BUFFERS) counts them.")
     if took is not None and took < 1 and large:
         return _Said([*words, "It reads a large table as a whole, and is quick all the same."], [])
     if not large:
@@ -481,6 +553,68 @@ def _told_of_plan(rows: _Rows) -> _Said:
                 "if it is a statement of Synapse, and its indexes are all there: update, as newer releases"
                 " may ask otherwise"
             ),
+            *_steps_of(large),
+        ],
+        "look",
+    )
+
+
+def _steps_of(names: Iterable[str]) -> list[str]:
+    """What else helps with these tables of Synapse."""
+    known = known_relations()
+    return [f"{name}: {known[name].do}" for name in names if name in known and known[name].do]
+
+
+# -- statements ----------------------------------------------------------------------------------------------
+
+QUOTE: Final = "'"
+"""Where the first literal of a statement begins: what comes after it may be a secret."""
+SLOW: Final = 1_000.0
+"""From how many milliseconds on average a statement is slow."""
+_SPENT: Final = ("total_exec_time", "total_time", "total", "total_ms", "ms")
+_EACH: Final = ("mean_exec_time", "mean_time", "mean", "avg", "avg_time", "mean_ms")
+
+
+def _milliseconds(row: Mapping[str, str], names: Sequence[str]) -> float:
+    """What one of these columns has, in ms; 0: none has any."""
+    for text in (row[name] for name in names if name in row):
+        if (lasted := _lasted(text)) >= 0:
+            return lasted * 1000.0
+        if _SIZE.fullmatch(plain := text.replace(",", "")):
+            return float(plain)
+    return 0.0
+
+
+def _told_of_statements(rows: _Rows) -> _Said:
+    spent = []
+    for row in rows:
+        calls, total, each = (row.get("calls", ""), _milliseconds(row, _SPENT), _milliseconds(row, _EACH))
+        count = int(calls.replace(",", "")) if _is_count(calls.replace(",", "")) else 0
+        spent.append((total or each * count, each or total / max(1, count), count, row.get("query", "")))
+    total, each, count, query = max(spent, default=(0.0, 0.0, 0, ""))
+    if not total:
+        return _Said(["Statements and how often they ran (pg_stat_statements)."], [])
+    words = [
+        (
+            "Statements by the time that PostgreSQL spent on them since pg_stat_statements_reset(), or since"
+            f" they were counted. Most in this text: {total / 1000:,.1f} s in {count:,} calls, {each:,.3g} ms"
+            f" each: {excerpt(query.partition(QUOTE)[0])}"
+        ),
+        "A large sum may come of many calls: that is load, and by itself no fault.",
+    ]
+    slow = sorted((one for one in spent if one[1] >= SLOW), reverse=True)
+    tables = [name for name in known_relations() for one in slow if re.search(rf"\b{name}\b", one[3])]
+    if not slow:
+        return _Said([*words, "None here takes a second on average."], [])
+    return _Said(
+        [f"{counted(len(slow), 'statement')} here takes a second or more on average.", *words],
+        [
+            (
+                "EXPLAIN (ANALYZE, BUFFERS) of a SELECT among these, with values (it runs it); ANALYZE of its"
+                " tables after a restore or an upgrade; SELECT * FROM background_updates for an index that is"
+                " still to be made"
+            ),
+            *_steps_of(dict.fromkeys(tables)),
         ],
         "look",
     )
@@ -668,6 +802,7 @@ _VIEWS: Final = (
         "pg_stat_activity",
         _told_of_sessions,
     ),
+    _View((frozenset({"query", "calls"}),), "pg_stat_statements", _told_of_statements),
     _View((frozenset({"n_dead_tup"}),), "pg_stat_user_tables", _told_of_dead_rows),
     _View((frozenset({"datname", "age"}), frozenset({"relname", "age"})), "ages", _told_of_ages),
 )
