@@ -133,3 +133,29 @@ def test_words_of_commands_in_a_log_are_no_commands() -> None:
     found = explain("Failed to publish message\nuser has no role\nplease config get it\ntimeout 300")
 
     assert (4, []) == (found.unrecognized, found.passages)
+
+
+NODE = "{id:040x} 10.1.0.{id}:7001@17001 {flags} {of} 0 1445584840139 {epoch} {link}"
+
+
+def test_nodes_of_a_cluster_are_told_by_who_is_gone_and_how_often_masters_changed() -> None:
+    """redis/redis#2820."""
+    lines = [
+        NODE.format(id=1, flags="myself,master", of="-", epoch=853, link="connected 0-5460"),
+        NODE.format(id=2, flags="slave", of=f"{1:040x}", epoch=818, link="connected"),
+        NODE.format(id=3, flags="master,fail", of="-", epoch=818, link="disconnected"),
+    ]
+    passage = only("\n".join(lines))
+
+    assert ("redis_nodes", "look") == (passage.kind, passage.severity)
+    assert passage.words[0] == "Nodes that this one does not reach: 1, as 10.1.0.3:7001."
+    assert "2 masters, and 1 that copy one" in passage.words[1]
+    assert any("epoch 853" in one for one in passage.words)
+    assert any("cluster-node-timeout" in step for step in passage.advice)
+
+
+def test_nodes_that_are_all_there_are_only_counted() -> None:
+    passage = only(NODE.format(id=1, flags="myself,master", of="-", epoch=1, link="connected 0-16383"))
+
+    assert "" == passage.severity
+    assert 1 == len(passage.words)

@@ -11,6 +11,116 @@ NGINX = "2024/01/01 00:00:00 [error] 29#29: *1 "
     ("key", "text", "do"),
     [
         (
+            "pg_replay_failed",
+            (
+                "2020-10-11 18:14:47.199 UTC [16901] FATAL:  unexpected data beyond EOF in block 76469 of"
+                " relation base/18516/22231"
+            ),
+            "copy of the whole folder first",
+        ),
+        ("pg_replay_failed", "PANIC:  could not locate a valid checkpoint record", "pg_resetwal"),
+        ("pg_start_ended", "LOG:  startup process (PID 16901) exited with exit code 1", "FATAL or PANIC"),
+        (
+            "pg_diverged",
+            (
+                '2021-02-22 16:15:35.691 CST,,,1524,,6033.5f4,77,,,1,0,LOG,00000,"new timeline 52 forked'
+                ' off current database system timeline 51 before current recovery point 0/B00000A0",,,,,,""'
+            ),
+            "pg_rewind",
+        ),
+        (
+            "pg_slot_missing",
+            'FATAL:  could not start WAL streaming: ERROR:  replication slot "repmgr_slot_4" does not exist',
+            "pg_create_physical_replication_slot",
+        ),
+        (
+            "pg_standby_waits",
+            "FATAL:  could not start WAL streaming: ERROR:  something else",
+            "pg_stat_replication",
+        ),
+        ("pg_archive_failed", "LOG:  archive command failed with exit code 45", "pg_stat_archiver"),
+        ("pg_not_postgres", "LOG:  incomplete startup packet", "pg_isready"),
+        ("pg_tls_client", "LOG:  could not accept SSL connection: EOF detected", "scanner: nothing to do"),
+        ("pg_panic", "PANIC:  could not fsync file: Structure needs cleaning", "dmesg"),
+        ("disk_full", 'PANIC:  could not write to file "pg_wal/x": No space left on device', "make room"),
+        ("db_client_pool", "psycopg_pool.PoolTimeout: couldn't get a connection after 30.00 sec", "max_size"),
+        (
+            "db_client_pool",
+            "[psycopg.pool] - discarding closed connection: <psycopg.Connection [BAD] at 0x7f>",
+            "check_connection",
+        ),
+        (
+            "db_pooler_fault",
+            "FATAL @src/server.c:583 in function server_proto(): server_proto: server in bad state: 11",
+            "1.21.0",
+        ),
+        (
+            "db_pooler_client",
+            "C-0x7fb: (nodb)/(nouser)@172.10.31.18:50270 pooler error: client_login_timeout",
+            "SHOW POOLS",
+        ),
+        ("db_pooler", "pooler error: client_login_timeout (server down)", "PostgreSQL runs"),
+        ("pgpool_mismatch", "DETAIL:  kind does not match between main(52) slot[2] (63)", "pcp_detach_node"),
+        ("pgpool_node", "health_check0 pid 9927: LOG:  health check failed on node 0", "pcp_attach_node"),
+        ("redis_client_sentinel", "redis.sentinel.MasterNotFoundError: No master found for 'm'", "26379"),
+        ("redis_client_cluster", "ERR This instance has cluster support disabled", "for a single Redis"),
+        ("redis_client_reset", "[ioredis] Unhandled error event: Error: read ECONNRESET", "rediss://"),
+        (
+            "redis_client_reset",
+            "Error: Redis connection to x.cache.amazonaws.com:6379 failed - read ECONNRESET",
+            "pingInterval",
+        ),
+        ("redis_unknown_command", "-unsupported command 'HELLO'", "protocol=2"),
+        ("redis_not_a_copy", "SYNC and PSYNC are invalid with pending output", "before PSYNC"),
+        ("redis_checked_file", "AOF analyzed: size=184, ok_up_to=178, diff=6", "is lost"),
+        ("redis_rights", "NOPERM this user has no permissions to run the 'hello' command", "+hello"),
+    ],
+)
+def test_what_a_server_a_pooler_or_a_client_logs_is_told_with_its_own_cure(
+    key: str, text: str, do: str
+) -> None:
+    [passage] = explain(text).passages
+
+    assert key == passage.kind
+    assert do in " | ".join(passage.advice)
+
+
+def test_what_a_server_said_is_no_fault_of_the_package_that_passed_it_on() -> None:
+    """redis/redis-py#2707."""
+    [passage] = explain(
+        "Traceback (most recent call last):\n"
+        '  File "/usr/lib/python3.11/site-packages/redis/connection.py", line 882, in read_response\n'
+        "    raise response\n"
+        "redis.exceptions.NoPermissionError: this user has no permissions to access one of the channels used"
+        " as arguments\n"
+    ).passages
+
+    assert "redis_rights" == passage.kind
+    assert "no part of Synapse" not in " ".join(passage.words)
+    assert not any(step.startswith("update redis") for step in passage.advice)
+
+
+def test_a_cancelled_statement_or_a_restart_of_a_pooler_is_told_beside_its_fault() -> None:
+    """pgbouncer/pgbouncer#822."""
+    found = explain(
+        "2023-04-03 15:14:20.360 AEST [9558] LOG C-0x55: (nodb)/(nouser)@10.2.0.24:45874 closing because:"
+        " failed cancel request (age=0s)\n"
+        "2023-04-03 15:14:20.397 AEST [9558] LOG C-0x55: d/u@10.2.0.1:35114 login attempt: db=d user=u"
+        " tls=no\n"
+        "2023-04-03 15:14:20.460 AEST [9558] FATAL @src/server.c:583 in function server_proto():"
+        " server_proto: server in bad state: 11\n"
+    )
+
+    assert ["db_pooler_fault", "db_pooler_server_ended", "db_pooler_runs"] == [
+        one.kind for one in found.passages
+    ]
+    assert 0 == found.unrecognized
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "do"),
+    [
+        (
             "db_idle_ended",
             "FATAL:  terminating connection due to idle-in-transaction timeout",
             "pool_mode = session",

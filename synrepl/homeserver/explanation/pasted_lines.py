@@ -33,11 +33,13 @@ REDIS: Final = "redis.own"
 """The logger of a line that a Redis server wrote into its own log."""
 
 _OF_REDIS: Final = re.compile(
-    r"(?<![\w:.])(?:\d{1,7}:[MSCX]|\[\d{1,7}\]) "
-    r"(?P<time>\d{1,2} [A-Z][a-z]{2} (?:\d{4} )?\d\d:\d\d:\d\d\.\d{3}) [.*#-] (?P<message>.*)",
+    r"(?<![\w:.])(?:(?:\d{1,7}:){1,2}[MSCX]|\[\d{1,7}\]|\d{1,7}:signal-handler) "
+    r"(?P<time>\d{1,2} [A-Z][a-z]{2} (?:\d{4} )?\d\d:\d\d:\d\d\.\d{3}(?= [.*#-] )|\(\d{9,11}\))"
+    r"(?: [.*#-])? (?P<message>.*)",
     re.DOTALL | re.ASCII,
 )
-"""A line of a Redis server: process and role (master, replica, child, Sentinel), time, mark of the level."""
+"""A line of a Redis server: process (of KeyDB and thread) and role (master, replica, child, Sentinel), time,
+mark of the level; of a signal the time is a number."""
 
 _MAX_SHIPPED: Final = 200
 """The most characters that journald, a container, a shipper of logs or grep put before a line."""
@@ -162,7 +164,7 @@ def _read_redis(line: str) -> LoggedText | None:
     if found is None or found.start() > _MAX_SHIPPED:
         return None
     message = found["message"].strip()
-    return LoggedText(message, Header(found["time"], REDIS))
+    return LoggedText(message, Header(found["time"].strip("()"), REDIS))
 
 
 def strings_of_document(line: str) -> list[str]:
