@@ -330,7 +330,6 @@ OTHERS: Final = [
     "synapse.util.x - 656 - INFO - RDATA events w1 5 []",
     "KeyError: 'events'",
     "KeyError: 'room_id'",
-    "LOG:  checkpoint starting: time",
     "the position s1_2 is a word, as is m3",
     "GET /_matrix/client/v3/rooms/!a:b/messages?from=x&dir=b HTTP/1.1",
 ]

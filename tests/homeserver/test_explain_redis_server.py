@@ -274,6 +274,33 @@ def test_what_redis_says_of_its_own_troubles(text: str, kind: str, severity: str
             "+10000",
         ),
         ("Client closed connection", "redis_client_ended", "normal", ""),
+        (
+            "Error accepting a client connection: error:1408F10B:SSL routines::wrong version number",
+            "redis_tls_plain",
+            "look",
+            "rediss://",
+        ),
+        (
+            "Error accepting a client connection: error:14094418:SSL routines::tlsv1 alert unknown ca",
+            "redis_tls_distrust",
+            "look",
+            "ca_file",
+        ),
+        (
+            "Error accepting a client connection: error:1417C086:SSL routines::certificate verify failed",
+            "redis_tls_no_client",
+            "look",
+            "tls-auth-clients no",
+        ),
+        ("Error accepting a client connection: (null)", "redis_tls_ended", "look", "of a check"),
+        ("Connection with master lost.", "redis_copy_again", "error", "repl-timeout"),
+        ("Closing client that reached max query buffer length: id=1", "redis_query_buffer", "look", "parts"),
+        (
+            "Sorry, the cluster configuration file nodes.conf is already used by a different node",
+            "redis_cluster_file",
+            "error",
+            "folder of its own",
+        ),
         ("Background AOF rewrite finished successfully", "redis_runs", "normal", ""),
     ],
 )

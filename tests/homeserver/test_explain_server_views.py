@@ -324,3 +324,15 @@ def test_a_table_of_which_old_releases_remove_nothing_is_told_so() -> None:
 
     assert any("DELETE FROM cache_invalidation_stream WHERE" in step for step in passage.advice)
     assert any("30 days" in step for step in passage.advice)
+
+
+def test_clients_that_wait_in_the_mode_transaction_are_told_what_keeps_the_others() -> None:
+    """pgbouncer/pgbouncer#992."""
+    [passage] = explain(
+        " database | cl_active | cl_waiting | sv_active |  pool_mode\n"
+        "----------+-----------+------------+-----------+-------------\n"
+        " xxdb     |       357 |        419 |        80 | transaction\n"
+    ).passages
+
+    assert any("Synapse must not have that mode, but session" in one for one in passage.words)
+    assert any("xact_start" in step for step in passage.advice)

@@ -74,6 +74,96 @@ NGINX = "2024/01/01 00:00:00 [error] 29#29: *1 "
         ("redis_not_a_copy", "SYNC and PSYNC are invalid with pending output", "before PSYNC"),
         ("redis_checked_file", "AOF analyzed: size=184, ok_up_to=178, diff=6", "is lost"),
         ("redis_rights", "NOPERM this user has no permissions to run the 'hello' command", "+hello"),
+        ("patroni_store", "2022-07-25 11:04:56,803 ERROR: failed to update leader lock", "retry_timeout"),
+        (
+            "patroni_demoted",
+            "INFO: demoted self because failed to update leader lock in DCS",
+            "failsafe_mode",
+        ),
+        (
+            "patroni_other",
+            "CRITICAL: system ID mismatch, node a belongs to a different cluster: 1 != 2",
+            "reinit",
+        ),
+        (
+            "pg_folder",
+            'FATAL:  could not write to file "pg_wal/xlogtemp.34": Operation not permitted',
+            "libseccomp",
+        ),
+        (
+            "pg_no_shared_memory",
+            "FATAL:  could not map anonymous shared memory: Cannot allocate memory",
+            "shared_buffers",
+        ),
+        (
+            "pg_lock_file",
+            "LOG:  performing immediate shutdown because data directory lock file is invalid",
+            "mount it again",
+        ),
+        ("pg_rows_damaged", "ERROR:  found xmin 123 from before relfrozenxid 456", "pg_amcheck"),
+        (
+            "pg_process_ended",
+            "LOG:  checkpointer process (PID 4) was terminated by signal 9: Killed",
+            "oom-kill",
+        ),
+        (
+            "pg_timeouts",
+            "FATAL:  terminating connection due to transaction timeout",
+            "transaction_timeout = 0",
+        ),
+        (
+            "pg_too_large",
+            "psycopg2.errors.ProgramLimitExceeded: index row size 2736 exceeds btree version 4 maximum 2704",
+            "update",
+        ),
+        (
+            "pg_sequence_bounds",
+            'ERROR:  nextval: reached maximum value of sequence "x" (2147483647)',
+            "AS bigint",
+        ),
+        ("pg_made_already", 'ERROR:  database "synapse" already exists', "dropdb"),
+        ("pg_extension", 'ERROR:  could not access file "$libdir/postgis-3": No such file', "another image"),
+        (
+            "pg_restore_owner",
+            'could not execute query: ERROR: must be able to SET ROLE "postgres"',
+            "--no-owner",
+        ),
+        (
+            "pg_restore_full",
+            'could not execute query: ERROR:  relation "events" already exists',
+            "do not start Synapse on it",
+        ),
+        (
+            "pg_restore_file",
+            "pg_restore: error: input file appears to be a text format dump. Please use psql.",
+            "PGDMP",
+        ),
+        ("db_address_wrong", 'psycopg2.OperationalError: invalid port number: "x"', "database:"),
+        (
+            "db_not_postgres",
+            "psycopg2.OperationalError: received invalid response to SSL negotiation: H",
+            "ss -ltnp",
+        ),
+        (
+            "db_tls_files",
+            'server certificate for "x" does not match host name "y"',
+            "verify-full asks for the name",
+        ),
+        ("redis_client_closed", "Error: The client is closed", "await client.connect()"),
+        (
+            "redis_client_slow",
+            "Timeout performing GET (5000ms), next: GET MyKey, inst: 0, qu: 0, qs: 7, aw: False",
+            "SLOWLOG GET",
+        ),
+        (
+            "redis_client_unreached",
+            "Could not connect to Redis at 127.0.0.1:6379: Connection refused",
+            "redis-cli -h HOST",
+        ),
+        ("redis_no_password", "Client sent AUTH, but no password is set. Trying again", "requirepass"),
+        ("redis_no_users", "ERR wrong number of arguments for 'auth' command", "username out of redis:"),
+        ("redis_sentinel_answer", "(error) NOQUORUM 1 usable Sentinels. Not enough available", "CKQUORUM"),
+        ("redis_key_kind", "WRONGTYPE Operation against a key holding the wrong kind of value", "prefix"),
     ],
 )
 def test_what_a_server_a_pooler_or_a_client_logs_is_told_with_its_own_cure(
@@ -273,7 +363,7 @@ def test_a_cancelled_statement_or_a_restart_of_a_pooler_is_told_beside_its_fault
             "repl-backlog-size",
         ),
         (
-            "redis_tls_refused",
+            "redis_tls_plain",
             (
                 "1:M 01 Jan 2024 00:00:00.000 # Error accepting a client connection: error:1408F10B:SSL"
                 " routines:ssl3_get_record:wrong version number"

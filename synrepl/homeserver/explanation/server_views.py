@@ -430,9 +430,13 @@ _HELD: Final = (
     " processes together"
 )
 _ENLARGE: Final = (
-    "raise default_pool_size in pgbouncer.ini (20 if not set), or pool_size of that database in [databases],"
-    " to that sum, and max_connections of PostgreSQL above it; or lower cp_max in database: args. synrepl"
-    " inspect --files tells the sum"
+    "raise default_pool_size in pgbouncer.ini (20 if not set), or pool_size of that database in [databases]:"
+    " for Synapse to the sum of cp_max of all its processes, which synrepl inspect --files tells;"
+    " max_connections of PostgreSQL must be above it. Or lower cp_max in database: args"
+)
+_LONG_ONES: Final = (
+    "or find what keeps them: SELECT pid, state, xact_start, query FROM pg_stat_activity WHERE xact_start IS"
+    " NOT NULL ORDER BY xact_start"
 )
 
 
@@ -452,8 +456,13 @@ def _told_of_pools(rows: _Rows) -> _Said:
     words = [f"Clients wait for a connection to PostgreSQL, as the pool has no more: {told}."]
     if any(row.get("pool_mode", "session") == "session" for row in full):
         words.append(f"{_HELD}.")
+    if any(row.get("pool_mode") == "transaction" for row in full):
+        words.append(
+            "In the mode transaction a connection in use is in a transaction: long ones, or ones that stand"
+            " open, keep the others waiting. Synapse must not have that mode, but session."
+        )
     words.append("After query_wait_timeout (120 s if not set) PgBouncer closes a client that waits.")
-    return _Said(words, [_ENLARGE], "error")
+    return _Said(words, [_ENLARGE, _LONG_ONES], "error")
 
 
 def _told_of_pooled_databases(rows: _Rows) -> _Said:
