@@ -159,3 +159,84 @@ def test_nodes_that_are_all_there_are_only_counted() -> None:
 
     assert "" == passage.severity
     assert 1 == len(passage.words)
+
+
+@pytest.mark.parametrize(
+    ("text", "severity", "said", "do"),
+    [
+        (
+            """127.0.0.1:6379> acl list
+1) "user default on nopass ~* &* +@all"
+2) "user synapse on #abc ~* resetchannels -@all +publish"
+""",
+            "look",
+            "synapse may use no channel",
+            "&SERVER_NAME",
+        ),
+        ('127.0.0.1:6379> acl list\n1) "user synapse on #abc ~* &* +@all"\n', "", "Users of a Redis", ""),
+        (
+            """127.0.0.1:26379> sentinel masters
+1) 1) "name"
+   2) "m"
+   3) "flags"
+   4) "s_down,master"
+   5) "num-other-sentinels"
+   6) "0"
+   7) "quorum"
+   8) "2"
+""",
+            "look",
+            "It knows of 0 other Sentinels",
+            "CKQUORUM",
+        ),
+        (
+            """127.0.0.1:6379> latency latest
+1) 1) "fork"
+   2) (integer) 1405067976
+   3) (integer) 900
+   4) (integer) 2000
+""",
+            "look",
+            "up to 2000 ms",
+            'save ""',
+        ),
+        (
+            """127.0.0.1:6379> memory stats
+1) "total.allocated"
+2) (integer) 6000000000
+3) "clients.normal"
+4) (integer) 5000000000
+""",
+            "look",
+            "Most of it is clients.normal",
+            "CLIENT LIST",
+        ),
+        (
+            '127.0.0.1:6379> memory stats\n1) "total.allocated"\n2) (integer) 6000\n',
+            "",
+            "Memory of a Redis",
+            "",
+        ),
+        # As a program shows it.
+        (
+            "maxmemory: 2147483648\nused_memory: 2137516200\nrejected_connections: 5\n",
+            "look",
+            "maxclients",
+            "",
+        ),
+    ],
+)
+def test_lists_and_figures_of_a_server_are_told_with_what_they_mean(
+    text: str, severity: str, said: str, do: str
+) -> None:
+    passage = only(text)
+
+    assert severity == passage.severity
+    assert any(said in one for one in passage.words)
+    assert do in " | ".join(passage.advice)
+
+
+def test_one_connection_alone_is_not_taken_for_all() -> None:
+    passage = only(CLIENT.format(flags="N", sub=0, omem=0, cmd="client"))
+
+    assert passage.words[0].startswith("No connection here is subscribed: if this is the whole list,")

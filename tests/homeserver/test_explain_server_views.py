@@ -336,3 +336,63 @@ def test_clients_that_wait_in_the_mode_transaction_are_told_what_keeps_the_other
 
     assert any("Synapse must not have that mode, but session" in one for one in passage.words)
     assert any("xact_start" in step for step in passage.advice)
+
+
+def a_table(**row: str) -> str:
+    """Return a table of one row as psql prints it."""
+    widths = [max(len(name), len(value)) for name, value in row.items()]
+    lines = [
+        " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        for cells in (row.keys(), row.values())
+    ]
+    rule = "-+-".join("-" * width for width in widths)
+    return f" {lines[0]}\n-{rule}-\n {lines[1]}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "severity", "said", "do"),
+    [
+        (
+            a_table(pid="12", phase="waiting for old snapshots", lockers_total="3", current_locker_pid="45"),
+            "look",
+            "until transactions that were open before it have ended",
+            "pid = 45",
+        ),
+        (
+            a_table(pid="12", index_relid="5", phase="building index", blocks_total="200", blocks_done="50"),
+            "",
+            "building index, 25 % of 200",
+            "",
+        ),
+        (
+            a_table(
+                pid="12", relid="16500", phase="scanning heap", heap_blks_total="10", heap_blks_scanned="5"
+            ),
+            "",
+            "VACUUM works on 16500 (pid 12): scanning heap, 50 % of 10.",
+            "",
+        ),
+        (a_table(gid="abc", prepared="2024-01-01 00:00:00+00"), "look", "undone: abc", "ROLLBACK PREPARED"),
+        (a_table(indexrelid="events_x", indisvalid="f"), "look", "not valid: events_x", "REINDEX INDEX"),
+        (a_table(indexrelid="events_x", indisvalid="t"), "", "are valid", ""),
+        (
+            a_table(tablename="events", tbloat="3", wastedbytes="50000000000"),
+            "",
+            "events 46.6 GiB",
+            "pg_repack",
+        ),
+        (a_table(checkpoints_timed="100", checkpoints_req="5000"), "look", "by amount", "max_wal_size"),
+        (a_table(checkpoints_timed="5000", checkpoints_req="100"), "", "5,000 by time", ""),
+        (a_table(datname="synapse", pg_size_pretty="120 GB"), "", "synapse 120.0 GiB", "pg_class"),
+        (a_table(name="fsync", setting="off"), "look", "a crash may damage the database", "turn it on"),
+        (a_table(name="work_mem", setting="4096"), "", "Settings of PostgreSQL", ""),
+    ],
+)
+def test_what_goes_on_and_what_is_left_is_told_by_its_columns(
+    text: str, severity: str, said: str, do: str
+) -> None:
+    [passage] = explain(text).passages
+
+    assert severity == passage.severity
+    assert any(said in one for one in passage.words)
+    assert do in " | ".join(passage.advice)

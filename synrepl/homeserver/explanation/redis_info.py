@@ -119,7 +119,7 @@ _REFUSED: Final = {
 }
 """What Redis refused, by the names under Errorstats."""
 
-_FIGURE: Final = re.compile(r"(?P<name>errorstat_[A-Z]{2,20}|[a-z_0-9]{3,60}):(?P<value>\S{1,200})\s*\Z")
+_FIGURE: Final = re.compile(r"(?P<name>errorstat_[A-Z]{2,20}|[a-z_0-9]{3,60}):[ ]?(?P<value>\S{1,200})\s*\Z")
 _SECTION: Final = re.compile(
     r"#\s*(?:Server|Clients|Memory|Persistence|Stats|Replication|CPU|Keyspace|Commandstats|Errorstats|Modules|Latencystats|Cluster)\s*\Z"
 )

@@ -88,11 +88,16 @@ class _Clients(RedisPrinted):
             words.append(f"They are in {self.count} lines: one with the same id and addr is the same one.")
         advice = ["compare the number that receive with that of the processes: synrepl inspect"]
         if not self.subscribed:
-            words.insert(0, "No process receives anything over Redis: no connection is subscribed.")
+            words.insert(
+                0,
+                "No connection here is subscribed: if this is the whole list, no process receives anything"
+                " over this Redis.",
+            )
             advice = [
                 (
-                    "see in the log of each process whether it was subscribed, and restart it; compare"
-                    " redis: in the files of all: synrepl inspect --files"
+                    "if the list was cut, or is of CLIENT INFO, paste all of redis-cli CLIENT LIST. Else see"
+                    " in the log of each process whether it was subscribed, and restart it; compare redis: in"
+                    " the files of all: synrepl inspect --files"
                 )
             ]
         elif self.waiting >= MUCH:

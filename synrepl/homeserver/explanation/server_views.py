@@ -422,6 +422,192 @@ def _told_of_sizes(rows: _Rows) -> _Said:
     return _Said(words, [*_steps_of(name for name, _ in sizes[:5]), _BACK])
 
 
+# -- work that goes on, and what is left ---------------------------------------------------------------------
+
+
+def _share(row: Mapping[str, str], done: str, of: str) -> str:
+    """How much of it is done, in words; "" if that is not told."""
+    counts = [row.get(done, ""), row.get(of, "")]
+    if not all(map(_is_count, counts)) or not int(counts[1]):
+        return ""
+    return f", {int(counts[0]) * 100 // int(counts[1])} % of {int(counts[1]):,}"
+
+
+def _told_of_index_builds(rows: _Rows) -> _Said:
+    words, waits = [], []
+    for row in rows:
+        phase = printable(row.get("phase", ""))
+        done = _share(row, "blocks_done", "blocks_total") or _share(row, "tuples_done", "tuples_total")
+        words.append(f"An index is made (pid {printable(row.get('pid', 'not told'))}): {phase}{done}.")
+        if phase.startswith("waiting"):
+            waits.append(printable(row.get("current_locker_pid", "")))
+    if not waits:
+        return _Said([*words, "Reads and writes go on if it is made CONCURRENTLY, as Synapse does."], [])
+    return _Said(
+        [
+            *words,
+            "It waits until transactions that were open before it have ended: it does nothing till then.",
+        ],
+        [
+            (
+                f"see what that one does: SELECT state, xact_start, query FROM pg_stat_activity WHERE pid ="
+                f" {waits[0] or 'PID'}; idle in transaction for long: pg_terminate_backend of it"
+            )
+        ],
+        "look",
+    )
+
+
+def _told_of_vacuums(rows: _Rows) -> _Said:
+    words = [
+        f"VACUUM works on {printable(row.get('relname') or row.get('relid', 'a table'))}"
+        f" (pid {printable(row.get('pid', 'not told'))}): {printable(row.get('phase', ''))}"
+        f"{_share(row, 'heap_blks_scanned', 'heap_blks_total')}."
+        for row in rows
+    ]
+    return _Said(
+        [*words, "Reads and writes of the table go on meanwhile; ALTER TABLE and the like wait."], []
+    )
+
+
+def _told_of_prepared(rows: _Rows) -> _Said:
+    names = several([printable(row.get("gid", "")) for row in rows])
+    return _Said(
+        [
+            (
+                f"Transactions that were prepared and neither committed nor undone: {names}. Each keeps its"
+                " locks, over restarts too, and VACUUM removes no row that was deleted since. Synapse makes"
+                " none."
+            )
+        ],
+        [
+            (
+                "ask the program that made it (owner, database); if that is gone: ROLLBACK PREPARED 'GID'"
+                " (what it did is undone), or COMMIT PREPARED 'GID', in that database. For later:"
+                " max_prepared_transactions = 0 (a restart)"
+            )
+        ],
+        "look",
+    )
+
+
+def _told_of_invalid(rows: _Rows) -> _Said:
+    names = [
+        printable(row.get("indexrelid") or row.get("relname") or row.get("indexrelname") or "one")
+        for row in rows
+        if row.get("indisvalid") in ("f", "false")
+    ]
+    if not names:
+        return _Said(["These indexes are valid (indisvalid t)."], [])
+    return _Said(
+        [
+            (
+                f"Indexes that are not valid: {several(names)}: making one CONCURRENTLY was broken off, or"
+                " failed by rows that are there twice. It costs at each write, and no statement uses it; as a"
+                " unique one it does not keep the rules that Synapse relies on."
+            )
+        ],
+        [
+            (
+                "\\d TABLE shows how it is made. REINDEX INDEX CONCURRENTLY NAME (12 and newer), or DROP"
+                " INDEX CONCURRENTLY NAME and make it again; of a background update: SELECT * FROM"
+                " background_updates. If rows are there twice, it fails and names one: synrepl doctor shows"
+                " those"
+            )
+        ],
+        "look",
+    )
+
+
+_WASTED: Final = ("wastedbytes", "wastedsize", "bloat_size", "waste", "table_waste")
+
+
+def _told_of_bloat(rows: _Rows) -> _Said:
+    wasted: dict[str, float] = {}
+    for row in rows:
+        name = (
+            row.get("tablename") or row.get("relname") or row.get("table_name") or row.get("tblname") or "one"
+        )
+        many = max((_bytes_of(row.get(one, "")) for one in _WASTED), default=-1.0)
+        wasted[name] = max(many, wasted.get(name, 0.0))
+    first = [
+        f"{printable(name)} {size(many)}"
+        for name, many in sorted(wasted.items(), key=lambda one: -one[1])[:3]
+    ]
+    return _Said(
+        [
+            (
+                "An estimate from statistics of how much room of tables and indexes is empty (bloat). Most"
+                f" here: {listed(first)}. PostgreSQL uses that room again; it costs disk, and reads that are"
+                " longer."
+            )
+        ],
+        [
+            (
+                "ANALYZE first, as old statistics mislead it; see what holds VACUUM back (old transactions,"
+                " slots), and autovacuum_vacuum_scale_factor of large tables"
+            ),
+            _BACK,
+            "an index alone: REINDEX INDEX CONCURRENTLY NAME (12 and newer), with room for a second one",
+        ],
+    )
+
+
+def _told_of_checkpoints(rows: _Rows) -> _Said:
+    row = rows[0] if rows else {}
+    counts = [row.get(one, "") for one in ("checkpoints_timed", "checkpoints_req")]
+    if not all(map(_is_count, counts)):
+        return _Said(["How PostgreSQL writes to its disk (pg_stat_bgwriter)."], [])
+    timed, asked = map(int, counts)
+    words = [
+        f"Checkpoints of PostgreSQL: {timed:,} by time, and {asked:,} as much was written (or asked for)."
+    ]
+    if asked <= timed:
+        return _Said(words, [])
+    return _Said(
+        [*words, "More come by amount than by time: the disk is written more often than it need be."],
+        ["raise max_wal_size (a few GB; recovery after a crash takes longer), and look again after a day"],
+        "look",
+    )
+
+
+def _told_of_databases(rows: _Rows) -> _Said:
+    found = {
+        row["datname"]: _bytes_of(next((row[one] for one in row if _SIZED.fullmatch(one)), ""))
+        for row in rows
+    }
+    first = [
+        f"{printable(name)} {size(many)}"
+        for name, many in sorted(found.items(), key=lambda one: -one[1])[:5]
+        if many > 0
+    ]
+    return _Said(
+        [f"Sizes of databases: {listed(first)}."],
+        [
+            (
+                "which tables: SELECT oid::regclass, pg_size_pretty(pg_total_relation_size(oid)) FROM"
+                " pg_class WHERE relkind = 'r' ORDER BY pg_total_relation_size(oid) DESC LIMIT 20"
+            )
+        ],
+    )
+
+
+def _told_of_settings(rows: _Rows) -> _Said:
+    said = {
+        row["name"]: _SETTINGS[row["name"]](printable(row["setting"][:MAX_CELL]))
+        for row in rows
+        if row["name"] in _SETTINGS
+    }
+    if not said:
+        return _Said(["Settings of PostgreSQL (pg_settings)."], [])
+    severities = [one.severity for one in said.values()]
+    return _Said(
+        [f"{name}: {word}" for name, one in said.items() for word in one.words],
+        list(dict.fromkeys(step for one in said.values() for step in one.advice)),
+        next((one for one in ("error", "look") if one in severities), ""),
+    )
+
+
 # -- PgBouncer -----------------------------------------------------------------------------------------------
 
 _HELD: Final = (
@@ -812,6 +998,22 @@ _VIEWS: Final = (
         _told_of_sessions,
     ),
     _View((frozenset({"query", "calls"}),), "pg_stat_statements", _told_of_statements),
+    _View(
+        (frozenset({"phase", "lockers_total"}), frozenset({"phase", "index_relid"})),
+        "pg_stat_progress_create_index",
+        _told_of_index_builds,
+    ),
+    _View((frozenset({"phase", "heap_blks_total"}),), "pg_stat_progress_vacuum", _told_of_vacuums),
+    _View((frozenset({"gid", "prepared"}),), "pg_prepared_xacts", _told_of_prepared),
+    _View((frozenset({"indisvalid"}),), "pg_index", _told_of_invalid),
+    _View(tuple(frozenset({one}) for one in _WASTED), "bloat", _told_of_bloat),
+    _View((frozenset({"checkpoints_timed", "checkpoints_req"}),), "pg_stat_bgwriter", _told_of_checkpoints),
+    _View(
+        (frozenset({"datname", "pg_size_pretty"}), frozenset({"datname", "size"})),
+        "sizes of databases",
+        _told_of_databases,
+    ),
+    _View((frozenset({"name", "setting"}),), "pg_settings", _told_of_settings),
     _View((frozenset({"n_dead_tup"}),), "pg_stat_user_tables", _told_of_dead_rows),
     _View((frozenset({"datname", "age"}), frozenset({"relname", "age"})), "ages", _told_of_ages),
 )
