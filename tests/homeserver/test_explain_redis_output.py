@@ -240,3 +240,14 @@ def test_one_connection_alone_is_not_taken_for_all() -> None:
     passage = only(CLIENT.format(flags="N", sub=0, omem=0, cmd="client"))
 
     assert passage.words[0].startswith("No connection here is subscribed: if this is the whole list,")
+
+
+def test_info_of_a_cluster_tells_of_parts_that_are_not_reached() -> None:
+    """bitnami/charts#4252."""
+    passage = only(
+        "cluster_state:fail\ncluster_slots_assigned:16384\ncluster_slots_ok:5461\ncluster_slots_pfail:10923\n"
+        "cluster_known_nodes:6\ncluster_size:3\ncluster_stats_messages_received:0"
+    )
+
+    assert any(word.startswith("cluster_slots_pfail:10923") for word in passage.words)
+    assert any("cluster-announce-ip" in step for step in passage.advice)

@@ -337,3 +337,23 @@ def test_lines_of_keydb_and_of_signals_are_of_a_server() -> None:
 
     assert {"redis_copy_differs", "redis_runs"} == {one.kind for one in found.passages}
     assert {"04 Nov 2021 02:57:56.363", "1737901880"} == {one.first_time for one in found.passages}
+
+
+@pytest.mark.parametrize(
+    ("line", "time"),
+    [
+        ("1234:M 2026-01-12T09:43:10.924-05:00 * {}", "2026-01-12T09:43:10.924-05:00"),
+        ("FG:M 2026-01-12T09:43:10.924Z * {}", "2026-01-12T09:43:10.924Z"),
+        ("1234:M 1768214590924 * {}", "1768214590924"),
+        (
+            'pid=1234 role=primary timestamp="12 Jan 2026 09:43:10.924" level=notice message="{}"',
+            "12 Jan 2026 09:43:10.924",
+        ),
+    ],
+)
+def test_valkey_writes_the_time_as_it_is_told(line: str, time: str) -> None:
+    """valkey-io/valkey#3044."""
+    said = "Unable to partial resync with replica 10.0.0.1:6379 for lack of backlog (Replica request was: 3)."
+    found = explain(line.format(said))
+
+    assert [("redis_copy_lost", time)] == [(one.kind, one.first_time) for one in found.passages]

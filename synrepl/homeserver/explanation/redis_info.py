@@ -83,6 +83,18 @@ _FIGURES: Final = {
         "the Redis Cluster lacks a part, and refuses commands (CLUSTERDOWN)",
         "see redis-cli CLUSTER NODES for the node that is away; Synapse needs a Redis that is no cluster",
     ),
+    "cluster_slots_pfail": _Figure(
+        _is_some,
+        "so many slots are at nodes that this one does not reach; if cluster_stats_messages_received is 0, it"
+        " hears nothing from any of them",
+        "open the bus port (port + 10000, or cluster-port) between all nodes; behind NAT or a load balancer"
+        " cluster-announce-ip, -port and -bus-port of each",
+    ),
+    "cluster_slots_assigned": _Figure(
+        lambda value: value == "0",
+        "no slot is given to any node: the cluster was never made, or nodes.conf was lost",
+        "redis-cli --cluster create HOST:PORT ..., or for Synapse a Redis without cluster-enabled",
+    ),
     "min_slaves_good_slaves": _Figure(
         lambda value: value == "0",
         "no copy is there: with min-replicas-to-write Redis refuses writes (NOREPLICAS)",
@@ -119,7 +131,9 @@ _REFUSED: Final = {
 }
 """What Redis refused, by the names under Errorstats."""
 
-_FIGURE: Final = re.compile(r"(?P<name>errorstat_[A-Z]{2,20}|[a-z_0-9]{3,60}):[ ]?(?P<value>\S{1,200})\s*\Z")
+_FIGURE: Final = re.compile(
+    r"(?P<name>errorstat_[A-Z]{2,20}|[a-z_0-9]{3,60}):(?P<space> ?)(?P<value>\S{1,200})\s*\Z"
+)
 _SECTION: Final = re.compile(
     r"#\s*(?:Server|Clients|Memory|Persistence|Stats|Replication|CPU|Keyspace|Commandstats|Errorstats|Modules|Latencystats|Cluster)\s*\Z"
 )
@@ -146,6 +160,9 @@ _KNOWN: Final = (
         "used_memory_rss",
         "maxmemory_policy",
     ),
+    *("cluster_slots_ok", "cluster_slots_fail", "cluster_known_nodes", "cluster_size"),
+    *("cluster_current_epoch", "cluster_my_epoch"),
+    *(f"cluster_stats_messages_{what}" for what in ("sent", "received", "ping_sent", "pong_received")),
     *("mem_fragmentation_ratio", *_BOUNDED, *(one[0] for one in _BOUNDED.values()), *_FIGURES),
 )
 
@@ -166,7 +183,7 @@ class RedisInfo(RedisPrinted):
             self.is_open = True
             return True
         found = _FIGURE.match(text)
-        if found is None or not (self.is_open or found["name"] in _KNOWN):
+        if found is None or not ((self.is_open and not found["space"]) or found["name"] in _KNOWN):
             self.is_open = self.is_open and not text
             return False
         self.add(number)
