@@ -173,6 +173,12 @@ def test_nodes_that_are_all_there_are_only_counted() -> None:
             "synapse may use no channel",
             "&SERVER_NAME",
         ),
+        (
+            '1) "user admin on #1 ~* &* +@all"\n2) "user bot on #2 resetchannels &example.org* -@all"\n',
+            "",
+            "bot may use only channels as example.org*",
+            "",
+        ),
         ('127.0.0.1:6379> acl list\n1) "user synapse on #abc ~* &* +@all"\n', "", "Users of a Redis", ""),
         (
             """127.0.0.1:26379> sentinel masters

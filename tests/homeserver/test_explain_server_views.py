@@ -384,6 +384,12 @@ def a_table(**row: str) -> str:
         (a_table(checkpoints_timed="100", checkpoints_req="5000"), "look", "by amount", "max_wal_size"),
         (a_table(checkpoints_timed="5000", checkpoints_req="100"), "", "5,000 by time", ""),
         (a_table(datname="synapse", pg_size_pretty="120 GB"), "", "synapse 120.0 GiB", "pg_class"),
+        (
+            a_table(slot_name="barman", active="f", restart_lsn="0/B0000000", wal_status="unreserved"),
+            "look",
+            "barman is about to be lost",
+            "max_slot_wal_keep_size",
+        ),
         (a_table(name="fsync", setting="off"), "look", "a crash may damage the database", "turn it on"),
         (a_table(name="work_mem", setting="4096"), "", "Settings of PostgreSQL", ""),
     ],

@@ -292,6 +292,7 @@ def test_a_cancelled_statement_or_a_restart_of_a_pooler_is_told_beside_its_fault
             'ERROR:  can no longer get changes from replication slot "debezium"',
             "new snapshot",
         ),
+        ("pg_checkpoint_wal", "LOG:  checkpoint starting: wal", "max_wal_size"),
         ("pg_slots", 'ERROR:  replication slot "debezium" is active for PID 1234', "pg_terminate_backend"),
         (
             "db_lock_wait",

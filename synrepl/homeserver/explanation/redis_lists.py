@@ -31,6 +31,8 @@ _WORDS: Final = (
     *("role", "publish "),
 )
 """Of which a line has one, if it is such a command."""
+_A_USER: Final = re.compile(r"\s*\d{1,4}\) \"user \S{1,200} (?:on|off) ")
+"""The first line of ACL LIST where the command is not pasted."""
 _NESTED: Final = re.compile(r"(?:\s*\d{1,4}[)#~])*(?=\s*\d{1,4}[)#~] )")
 _ITEM: Final = re.compile(
     r"\s*(?:\d{1,4}[)#~] )?(?:\"(?P<text>(?:[^\"\\]|\\.){0,600})\"(?: => \"(?P<value>[^\"]{0,600})\")?"
@@ -210,7 +212,7 @@ class _Users(_Listed):
         if not users:
             return None
         told = listed([printable(name[:100]) for name in list(users)[:MAX_SHOWN]])
-        words = [f"Users of a Redis (ACL): {told}. It needs channels (&), +subscribe, +publish."]
+        words = [f"Users of a Redis (ACL): {told}. Synapse's needs channels (&), +subscribe, +publish."]
         advice = []
         open_to_all = [name for name, rules in users.items() if {"on", "nopass"} <= {*rules}]
         deaf = [
@@ -218,6 +220,13 @@ class _Users(_Listed):
             for name, rules in users.items()
             if {"on", "resetchannels"} <= {*rules} and not any(one.startswith("&") for one in rules)
         ]
+        for name, rules in users.items():
+            channels = [one[1:] for one in rules if one.startswith("&")]
+            if channels and "*" not in channels and len(words) <= MAX_SHOWN:
+                only = listed([printable(one[:100]) for one in channels[:MAX_SHOWN]])
+                words.append(
+                    f"{printable(name[:100])} may use only channels as {only}: others are refused (NOPERM)."
+                )
         if open_to_all:
             names = printable(", ".join(open_to_all[:MAX_SHOWN]))
             words.insert(
@@ -524,8 +533,11 @@ class RedisLists:
             what = asked["what"].lower()
             self._asked = self._kinds.get(what) or self._kinds[what.partition(" ")[0]]
             self._asked.add(number)
-        elif self._asked is not None and not self._asked.takes(line, number):
-            self._asked = None
+        else:
+            if self._asked is None and _A_USER.match(line[:300]):
+                self._asked = self._kinds["acl list"]
+            if self._asked is not None and not self._asked.takes(line, number):
+                self._asked = None
         return self._asked is not None
 
     def passages(self) -> list[Passage]:

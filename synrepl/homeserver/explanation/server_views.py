@@ -239,7 +239,8 @@ def _told_of_blocking(rows: _Rows) -> _Said:
 
 
 def _told_of_slots(rows: _Rows) -> _Said:
-    idle = [row for row in rows if row.get("active") in ("f", "false")]
+    kept = [row for row in rows if row.get("wal_status") != "unreserved"]
+    idle = [row for row in kept if row.get("active") in ("f", "false")]
     lost = [row for row in rows if row.get("wal_status") == "lost" or row.get("invalidation_reason")]
     words = [
         (
@@ -266,6 +267,15 @@ def _told_of_slots(rows: _Rows) -> _Said:
             ),
             "max_slot_wal_keep_size (13 and newer) bounds what a slot may keep; the reader then starts anew",
         ]
+    near = [row for row in rows if row.get("wal_status") == "unreserved"]
+    if near:
+        names = several([printable(row.get("slot_name", "")) for row in near])
+        words.insert(
+            0,
+            f"{names} is about to be lost (wal_status unreserved): it is over max_slot_wal_keep_size: the"
+            " next checkpoint may remove what its reader has not read; the disk does not fill up by it.",
+        )
+        advice.insert(0, "let its reader run now, or raise max_slot_wal_keep_size; once lost, it starts anew")
     if lost:
         names = several([printable(row.get("slot_name", "")) for row in lost])
         words.insert(
@@ -277,7 +287,7 @@ def _told_of_slots(rows: _Rows) -> _Said:
             "drop a lost slot, and set its reader up anew: a standby by pg_basebackup, Debezium by a new"
             " snapshot"
         )
-    return _Said(words, advice, "error" if lost else "look" if idle else "")
+    return _Said(words, advice, "error" if lost else "look" if idle or near else "")
 
 
 def _told_of_standbys(rows: _Rows) -> _Said:
