@@ -257,3 +257,33 @@ def test_info_of_a_cluster_tells_of_parts_that_are_not_reached() -> None:
 
     assert any(word.startswith("cluster_slots_pfail:10923") for word in passage.words)
     assert any("cluster-announce-ip" in step for step in passage.advice)
+
+
+@pytest.mark.parametrize(
+    ("figures", "said", "do"),
+    [
+        (
+            "used_memory:2221690616\nused_memory_overhead:1994692380\nmem_cluster_links:1990000000",
+            "to each of which every PUBLISH goes",
+            "cluster-link-sendbuf-limit",
+        ),
+        ("used_memory:2221690616\nused_memory_overhead:1994692380", "1.9 GiB is no data", "MEMORY STATS"),
+        ("used_memory:594230864\nused_memory_peak:4567655040", "It had 4.3 GiB at most", "largest omem"),
+        ("used_memory:594230864\nused_memory_rss:439468032", "swapped out", "maxmemory well below"),
+    ],
+)
+def test_memory_is_told_by_its_figures_together(figures: str, said: str, do: str) -> None:
+    """redis/redis#3073, redis/redis#14310."""
+    passage = only(figures)
+
+    assert "look" == passage.severity
+    assert any(said in one for one in passage.words)
+    assert any(do in step for step in passage.advice)
+
+
+def test_what_a_client_sent_is_memory_too() -> None:
+    """redis/redis#3423."""
+    line = CLIENT.format(flags="P", sub=1, omem=0, cmd="subscribe").replace("qbuf=0", "qbuf=46251984")
+    passage = only(line)
+
+    assert ("look", True) == (passage.severity, passage.words[0].startswith("A client has sent 46251984"))

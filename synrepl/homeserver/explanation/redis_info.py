@@ -8,6 +8,7 @@ import msgspec
 
 from synrepl.homeserver.explanation.redis_printed import MUCH, RAISE, RedisPrinted
 from synrepl.homeserver.explanation.results import Passage
+from synrepl.html.humanize import size
 from synrepl.wire.text import printable
 
 
@@ -151,7 +152,55 @@ _BOUNDED: Final = {
 }
 """Lines of INFO that are bounded by another one: what it means if they are near it, and what to do."""
 NEAR: Final = 0.9
+_BIG: Final = 256 * 1024 * 1024
+"""The fewest bytes of memory of which it is told where they are."""
+_PARTS: Final = {
+    "mem_clients_normal": (
+        "what waits for clients, and what they sent",
+        "redis-cli CLIENT LIST: the largest tot-mem, omem, qbuf; maxmemory-clients (7 and newer)",
+    ),
+    "mem_clients_slaves": ("what waits for copies", "client-output-buffer-limit replica; is a copy slow?"),
+    "mem_cluster_links": (
+        "what waits for other nodes of the Cluster, to each of which every PUBLISH goes",
+        "cluster-link-sendbuf-limit bounds it; give Synapse a Redis that is no cluster",
+    ),
+    "mem_replication_backlog": ("what is kept for copies that come back", "lower repl-backlog-size"),
+    "mem_aof_buffer": ("what waits for the append-only file", "a slow disk; Synapse needs appendonly no"),
+}
+"""Where the memory of a Redis is that is no data: what that is, and what to do."""
+
+
+def _of_memory(counts: dict[str, int]) -> list[tuple[str, str]]:
+    """What the figures of memory tell together, each with what to do."""
+    used, peak = counts.get("used_memory", 0), counts.get("used_memory_peak", 0)
+    told = []
+    if (over := counts.get("used_memory_overhead", 0)) >= max(_BIG, used // 2):
+        name = max(_PARTS, key=lambda part: counts.get(part, 0))
+        what, advice = _PARTS[name]
+        said = f"used_memory is {size(used)}, of which {size(over)} is no data (used_memory_overhead)"
+        if counts.get(name, 0) >= over // 4:
+            told.append((f"{said}; {size(counts[name])} of it is {name}: {what}.", advice))
+        else:
+            told.append(
+                (f"{said}.", "redis-cli MEMORY STATS and CLIENT LIST (omem, qbuf, tot-mem) tell what")
+            )
+    if peak >= max(4 * used, 4 * _BIG):
+        said = (
+            f"It had {size(peak)} at most (used_memory_peak), and has {size(used)} now: much was deleted, or"
+            " many messages waited for subscribers that did not read in time."
+        )
+        told.append((said, "when it grows again: redis-cli CLIENT LIST, the largest omem"))
+    if used >= _BIG and 0 < counts.get("used_memory_rss", 0) < 0.9 * used:
+        said = (
+            "A part of Redis' memory is swapped out (used_memory_rss is below used_memory): its answers wait"
+            " for the disk."
+        )
+        told.append((said, "free memory of its host, or maxmemory well below it; a restart takes it back"))
+    return told
+
+
 _KNOWN: Final = (
+    *("used_memory_peak", "used_memory_overhead", *_PARTS),
     *(
         "redis_version",
         "blocked_clients",
@@ -214,12 +263,15 @@ class RedisInfo(RedisPrinted):
             f"{what} was answered since Redis started ({printable(count)} in all): {_REFUSED[what][0]}."
             for what, count in self.refused.items()
         ]
+        memory = _of_memory(self.counts)
+        words += [said for said, _ in memory]
         words = words or ["What a Redis says of itself (INFO): nothing that is looked at here is odd in it."]
         advice = list(
             dict.fromkeys(
                 [
                     *(_FIGURES[name].advice for name in self.odd),
                     *(told for *_, told in full),
+                    *(told for _, told in memory),
                     *(_REFUSED[what][1] for what in self.refused),
                 ]
             )

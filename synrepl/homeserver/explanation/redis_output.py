@@ -26,6 +26,7 @@ from synrepl.wire.text import printable
 
 _CLIENT: Final = re.compile(
     r"(?P<client>id=\d{1,20} addr=\S{1,200}) .{0,600}\bsub=(?P<sub>\d{1,9}) psub=(?P<psub>\d{1,9}) "
+    r"(?:.{0,200}\bqbuf=(?P<sent>\d{1,12})\b)?"
     r"(?:.{0,600}\bomem=(?P<waiting>\d{1,12})\b)?(?:.{0,300}\bcmd=(?P<last>[a-z|_]{1,40}))?",
     re.ASCII,
 )
@@ -48,6 +49,7 @@ class _Clients(RedisPrinted):
     largest: str = ""
     left: int = 0
     watching: int = 0
+    sent: int = 0
 
     def takes(self, line: str, number: int) -> bool:
         found = _CLIENT.match(line.strip("> \t"))
@@ -56,6 +58,7 @@ class _Clients(RedisPrinted):
         self.add(number)
         is_subscribed = found["sub"] != "0" or found["psub"] != "0"
         client, waiting = found["client"], int(found["waiting"] or 0)
+        self.sent = max(self.sent, int(found["sent"] or 0))
         if client in self.clients or len(self.clients) < MAX_KEPT:
             self.clients[client] = is_subscribed or self.clients.get(client, False)
         else:
@@ -127,7 +130,15 @@ class _Clients(RedisPrinted):
                 " normal bounds that, which is 0 (no limit) if not set.",
             )
             advice.insert(0, "end it: redis-cli CLIENT KILL ID of that connection")
-        is_odd = max(self.waiting, self.watching) >= MUCH
+        if self.sent >= MUCH:
+            words.insert(
+                0,
+                f"A client has sent {self.sent} bytes that Redis has not handled yet (qbuf): one large value or"
+                " many commands at once. Of each connection up to client-query-buffer-limit (1 GB) is memory"
+                " beside the data; what Synapse sends is small.",
+            )
+            advice.insert(0, "find the program by addr: smaller values, fewer at once")
+        is_odd = max(self.waiting, self.watching, self.sent) >= MUCH
         return self.told(words, advice, "error" if not self.subscribed else "look" if is_odd else "")
 
 
