@@ -292,6 +292,12 @@ def test_a_cancelled_statement_or_a_restart_of_a_pooler_is_told_beside_its_fault
             'ERROR:  can no longer get changes from replication slot "debezium"',
             "new snapshot",
         ),
+        (
+            "patroni_none",
+            "2026-08-21 22:01:35,167 INFO: My wal position exceeds maximum replication lag",
+            "maximum_lag_on_failover",
+        ),
+        ("db_client_cut", "Error: Connection terminated unexpectedly", "pool.on('error', ...)"),
         ("pg_checkpoint_wal", "LOG:  checkpoint starting: wal", "max_wal_size"),
         ("pg_slots", 'ERROR:  replication slot "debezium" is active for PID 1234', "pg_terminate_backend"),
         (

@@ -133,8 +133,8 @@ class _Clients(RedisPrinted):
         if self.sent >= MUCH:
             words.insert(
                 0,
-                f"A client has sent {self.sent} bytes that Redis has not handled yet (qbuf): one large value or"
-                " many commands at once. Of each connection up to client-query-buffer-limit (1 GB) is memory"
+                f"A client has sent {self.sent} bytes that Redis has not handled yet (qbuf): one large value"
+                " or many commands at once. Of each connection up to client-query-buffer-limit (1 GB) is kept"
                 " beside the data; what Synapse sends is small.",
             )
             advice.insert(0, "find the program by addr: smaller values, fewer at once")
