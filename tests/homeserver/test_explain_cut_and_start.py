@@ -191,7 +191,7 @@ REDIS = "1:{} 02 Nov 2026 10:00:00.000 {} "
             "crontab",
         ),
         ("M", "Out Of Memory allocating 64 bytes!", "redis_memory", "maxmemory"),
-        ("X", "+switch-master mymaster 192.0.2.7 6379 192.0.2.8 6379", "redis_sentinel", "master"),
+        ("X", "+switch-master mymaster 192.0.2.7 6379 192.0.2.8 6379", "redis_switched", "master"),
         ("M", "Ready to accept connections tcp", "redis_runs", ""),
         # What it says in answers is told as before, and of the client that it names.
         (

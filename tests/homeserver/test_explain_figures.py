@@ -207,7 +207,7 @@ def test_connections_to_redis_tell_who_receives() -> None:
     [one] = explain(f"$ redis-cli client list\n{sends}\n{receives}").passages
 
     assert ("error", 2) == (none.severity, none.count)
-    assert none.words[0].startswith("No process receives anything over Redis")
+    assert none.words[0].startswith("No connection here is subscribed")
     assert one.words[0].startswith("2 connections to Redis, of which 1 receive")
 
 

@@ -922,7 +922,7 @@ def test_an_event_that_cannot_be_checked_is_of_another_homeserver() -> None:
         # PostgreSQL's own log.
         ("ERROR:  canceling autovacuum task", "db_chores", "normal"),
         ('ERROR:  index "a" contains unexpected zero page at block 0', "db_broken", "error"),
-        ("PANIC:  could not locate a valid checkpoint record", "db_broken", "error"),
+        ("PANIC:  could not locate a valid checkpoint record", "pg_replay_failed", "error"),
         (
             'ERROR:  could not resize shared memory segment "/P.1" to 8388608 bytes: No space left on device',
             "db_shared_memory",

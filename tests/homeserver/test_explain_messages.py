@@ -332,7 +332,6 @@ OTHERS: Final = [
     "2026-11-02 10:00:00,000 - synapse.handlers.x - 656 - DEBUG - x - Handling 1 -> 2",
     "2026-11-02 10:00:00,000 - synapse.handlers.x - 656 - DEBUG - x - Got 'foo' query",
     "synapse.util.x - 656 - INFO - RDATA events w1 5 []",
-    "LOG:  checkpoint starting: time",
     "the position s1_2 is a word, as is m3",
     "GET /_matrix/client/v3/rooms/!a:b/messages?from=x&dir=b HTTP/1.1",
 ]

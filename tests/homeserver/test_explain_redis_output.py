@@ -133,3 +133,157 @@ def test_words_of_commands_in_a_log_are_no_commands() -> None:
     found = explain("Failed to publish message\nuser has no role\nplease config get it\ntimeout 300")
 
     assert (4, []) == (found.unrecognized, found.passages)
+
+
+NODE = "{id:040x} 10.1.0.{id}:7001@17001 {flags} {of} 0 1445584840139 {epoch} {link}"
+
+
+def test_nodes_of_a_cluster_are_told_by_who_is_gone_and_how_often_masters_changed() -> None:
+    """redis/redis#2820."""
+    lines = [
+        NODE.format(id=1, flags="myself,master", of="-", epoch=853, link="connected 0-5460"),
+        NODE.format(id=2, flags="slave", of=f"{1:040x}", epoch=818, link="connected"),
+        NODE.format(id=3, flags="master,fail", of="-", epoch=818, link="disconnected"),
+    ]
+    passage = only("\n".join(lines))
+
+    assert ("redis_nodes", "look") == (passage.kind, passage.severity)
+    assert passage.words[0] == "Nodes that this one does not reach: 1, as 10.1.0.3:7001."
+    assert "2 masters, and 1 that copy one" in passage.words[1]
+    assert any("epoch 853" in one for one in passage.words)
+    assert any("cluster-node-timeout" in step for step in passage.advice)
+
+
+def test_nodes_that_are_all_there_are_only_counted() -> None:
+    passage = only(NODE.format(id=1, flags="myself,master", of="-", epoch=1, link="connected 0-16383"))
+
+    assert "" == passage.severity
+    assert 1 == len(passage.words)
+
+
+@pytest.mark.parametrize(
+    ("text", "severity", "said", "do"),
+    [
+        (
+            """127.0.0.1:6379> acl list
+1) "user default on nopass ~* &* +@all"
+2) "user synapse on #abc ~* resetchannels -@all +publish"
+""",
+            "look",
+            "synapse may use no channel",
+            "&SERVER_NAME",
+        ),
+        (
+            '1) "user admin on #1 ~* &* +@all"\n2) "user bot on #2 resetchannels &example.org* -@all"\n',
+            "",
+            "bot may use only channels as example.org*",
+            "",
+        ),
+        ('127.0.0.1:6379> acl list\n1) "user synapse on #abc ~* &* +@all"\n', "", "Users of a Redis", ""),
+        (
+            """127.0.0.1:26379> sentinel masters
+1) 1) "name"
+   2) "m"
+   3) "flags"
+   4) "s_down,master"
+   5) "num-other-sentinels"
+   6) "0"
+   7) "quorum"
+   8) "2"
+""",
+            "look",
+            "It knows of 0 other Sentinels",
+            "CKQUORUM",
+        ),
+        (
+            """127.0.0.1:6379> latency latest
+1) 1) "fork"
+   2) (integer) 1405067976
+   3) (integer) 900
+   4) (integer) 2000
+""",
+            "look",
+            "up to 2000 ms",
+            'save ""',
+        ),
+        (
+            """127.0.0.1:6379> memory stats
+1) "total.allocated"
+2) (integer) 6000000000
+3) "clients.normal"
+4) (integer) 5000000000
+""",
+            "look",
+            "Most of it is clients.normal",
+            "CLIENT LIST",
+        ),
+        (
+            '127.0.0.1:6379> memory stats\n1) "total.allocated"\n2) (integer) 6000\n',
+            "",
+            "Memory of a Redis",
+            "",
+        ),
+        # As a program shows it.
+        (
+            "maxmemory: 2147483648\nused_memory: 2137516200\nrejected_connections: 5\n",
+            "look",
+            "maxclients",
+            "",
+        ),
+    ],
+)
+def test_lists_and_figures_of_a_server_are_told_with_what_they_mean(
+    text: str, severity: str, said: str, do: str
+) -> None:
+    passage = only(text)
+
+    assert severity == passage.severity
+    assert any(said in one for one in passage.words)
+    assert do in " | ".join(passage.advice)
+
+
+def test_one_connection_alone_is_not_taken_for_all() -> None:
+    passage = only(CLIENT.format(flags="N", sub=0, omem=0, cmd="client"))
+
+    assert passage.words[0].startswith("No connection here is subscribed: if this is the whole list,")
+
+
+def test_info_of_a_cluster_tells_of_parts_that_are_not_reached() -> None:
+    """bitnami/charts#4252."""
+    passage = only(
+        "cluster_state:fail\ncluster_slots_assigned:16384\ncluster_slots_ok:5461\ncluster_slots_pfail:10923\n"
+        "cluster_known_nodes:6\ncluster_size:3\ncluster_stats_messages_received:0"
+    )
+
+    assert any(word.startswith("cluster_slots_pfail:10923") for word in passage.words)
+    assert any("cluster-announce-ip" in step for step in passage.advice)
+
+
+@pytest.mark.parametrize(
+    ("figures", "said", "do"),
+    [
+        (
+            "used_memory:2221690616\nused_memory_overhead:1994692380\nmem_cluster_links:1990000000",
+            "to each of which every PUBLISH goes",
+            "cluster-link-sendbuf-limit",
+        ),
+        ("used_memory:2221690616\nused_memory_overhead:1994692380", "1.9 GiB is no data", "MEMORY STATS"),
+        ("used_memory:594230864\nused_memory_peak:4567655040", "It had 4.3 GiB at most", "largest omem"),
+        ("used_memory:594230864\nused_memory_rss:439468032", "swapped out", "maxmemory well below"),
+    ],
+)
+def test_memory_is_told_by_its_figures_together(figures: str, said: str, do: str) -> None:
+    """redis/redis#3073, redis/redis#14310."""
+    passage = only(figures)
+
+    assert "look" == passage.severity
+    assert any(said in one for one in passage.words)
+    assert any(do in step for step in passage.advice)
+
+
+def test_what_a_client_sent_is_memory_too() -> None:
+    """redis/redis#3423."""
+    line = CLIENT.format(flags="P", sub=1, omem=0, cmd="subscribe").replace("qbuf=0", "qbuf=46251984")
+    passage = only(line)
+
+    assert ("look", True) == (passage.severity, passage.words[0].startswith("A client has sent 46251984"))

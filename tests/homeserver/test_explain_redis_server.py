@@ -220,3 +220,140 @@ def test_what_redis_says_of_its_own_troubles(text: str, kind: str, severity: str
 
     assert (passage.kind, passage.severity) == (kind, severity)
     assert do in " | ".join(passage.advice)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "severity", "do"),
+    [
+        (
+            "Can't save in background: fork: Cannot allocate memory",
+            "redis_fork",
+            "error",
+            "overcommit_memory",
+        ),
+        (
+            "Fatal: Can't initialize Background Jobs. Error message: Operation not permitted",
+            "redis_threads",
+            "error",
+            "seccomp",
+        ),
+        (
+            "Guru Meditation: Redis aborting for OUT OF MEMORY. Allocating 29998 bytes! #server.c:6",
+            "redis_memory",
+            "error",
+            "maxmemory",
+        ),
+        (
+            'Guru Meditation: "Redis aborting for OUT OF MEMORY" #redis.c:3034',
+            "redis_memory",
+            "error",
+            "qbuf",
+        ),
+        (
+            "Fatal error: can't open the RDB file dump.rdb for reading: Permission denied",
+            "redis_own_files",
+            "error",
+            "chown",
+        ),
+        (
+            "AOF loaded anyway because aof-load-truncated is enabled",
+            "redis_aof_cut",
+            "look",
+            "why Redis or its machine ended",
+        ),
+        ("-failover-abort-not-elected master m 10.0.15.10 6379", "redis_no_leader", "error", "CKQUORUM"),
+        ("-failover-abort-no-good-slave master m 10.0.15.10 6379", "redis_no_candidate", "error", "priority"),
+        ("+switch-master m 10.0.0.1 6379 10.0.0.2 6379", "redis_switched", "look", "redis+sentinel://"),
+        ("+tilt #tilt mode entered", "redis_tilt", "look", "chrony"),
+        ("+new-epoch 1303", "redis_sentinel_runs", "normal", ""),
+        ("6740f56579 voted for 065c8fe487 1303", "redis_sentinel_runs", "normal", ""),
+        (
+            "Marking node 5ce7d47fd8 as failing (quorum reached).",
+            "redis_cluster_node",
+            "look",
+            "+10000",
+        ),
+        ("Client closed connection", "redis_client_ended", "normal", ""),
+        (
+            "Error accepting a client connection: error:1408F10B:SSL routines::wrong version number",
+            "redis_tls_plain",
+            "look",
+            "rediss://",
+        ),
+        (
+            "Error accepting a client connection: error:14094418:SSL routines::tlsv1 alert unknown ca",
+            "redis_tls_distrust",
+            "look",
+            "ca_file",
+        ),
+        (
+            "Error accepting a client connection: error:1417C086:SSL routines::certificate verify failed",
+            "redis_tls_no_client",
+            "look",
+            "tls-auth-clients no",
+        ),
+        ("Error accepting a client connection: (null)", "redis_tls_ended", "look", "of a check"),
+        ("Connection with master lost.", "redis_copy_again", "error", "repl-timeout"),
+        ("Closing client that reached max query buffer length: id=1", "redis_query_buffer", "look", "parts"),
+        (
+            "Sorry, the cluster configuration file nodes.conf is already used by a different node",
+            "redis_cluster_file",
+            "error",
+            "folder of its own",
+        ),
+        ("Background AOF rewrite finished successfully", "redis_runs", "normal", ""),
+    ],
+)
+def test_a_line_of_a_server_a_sentinel_or_a_node_is_told_with_its_own_cure(
+    text: str, kind: str, severity: str, do: str
+) -> None:
+    passage = told(HEAD + text)
+
+    assert (kind, severity) == (passage.kind, passage.severity)
+    assert do in " | ".join(passage.advice)
+
+
+def test_a_crash_for_want_of_memory_is_summed_up_as_that() -> None:
+    """redis/redis#5610."""
+    head = "348:M 26 Nov 15:27:48.067 # "
+    found = explain(
+        f"{head}Can't save in background: fork: Cannot allocate memory\n"
+        f"{head}Out Of Memory allocating 29998 bytes!\n\n"
+        "=== REDIS BUG REPORT START: Cut & paste starting from here ===\n"
+        f"{head}Guru Meditation: Redis aborting for OUT OF MEMORY\n"
+    )
+
+    assert found.summary.startswith("Redis could not make a copy of itself")
+    assert "by a fault in it" not in str(found.passages)
+
+
+def test_lines_of_keydb_and_of_signals_are_of_a_server() -> None:
+    """Snapchat/KeyDB#312, hyperspike/valkey-operator#178."""
+    found = explain(
+        "14794:14793:S 04 Nov 2021 02:57:56.363 # == CRITICAL == This server is sending an error to its"
+        " AOF-loading-client: 'Command must be sent from a master' after processing the command 'rreplay'\n"
+        "valkey 1:signal-handler (1737901880) Received SIGTERM scheduling shutdown...\n"
+    )
+
+    assert {"redis_copy_differs", "redis_runs"} == {one.kind for one in found.passages}
+    assert {"04 Nov 2021 02:57:56.363", "1737901880"} == {one.first_time for one in found.passages}
+
+
+@pytest.mark.parametrize(
+    ("line", "time"),
+    [
+        ("1234:M 2026-01-12T09:43:10.924-05:00 * {}", "2026-01-12T09:43:10.924-05:00"),
+        ("FG:M 2026-01-12T09:43:10.924Z * {}", "2026-01-12T09:43:10.924Z"),
+        ("1234:M 1768214590924 * {}", "1768214590924"),
+        (
+            'pid=1234 role=primary timestamp="12 Jan 2026 09:43:10.924" level=notice message="{}"',
+            "12 Jan 2026 09:43:10.924",
+        ),
+    ],
+)
+def test_valkey_writes_the_time_as_it_is_told(line: str, time: str) -> None:
+    """valkey-io/valkey#3044."""
+    said = "Unable to partial resync with replica 10.0.0.1:6379 for lack of backlog (Replica request was: 3)."
+    found = explain(line.format(said))
+
+    assert [("redis_copy_lost", time)] == [(one.kind, one.first_time) for one in found.passages]

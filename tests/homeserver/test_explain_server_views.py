@@ -243,3 +243,162 @@ def test_rows_of_sizes_are_read_without_their_head(rows: str) -> None:
 )
 def test_other_rows_without_a_head_are_no_sizes(text: str) -> None:
     assert explain(text).passages == []
+
+
+LONG_LOCKS = """\
+  pid |       age       |                   query                    |       mode      | granted
+------+-----------------+--------------------------------------------+-----------------+---------
+ 1084 | 00:16:34.856888 | SELECT ... FROM state_groups_state WHERE x | AccessShareLock | t
+"""
+LONG_SESSIONS = """\
+ pid  | state  |          query_start          |                 query
+------+--------+-------------------------------+---------------------------------------
+ 1084 | active | 2020-07-09 10:00:00.123+00    | SELECT ... FROM state_groups_state
+ 1085 | active | 2020-07-09 10:20:01.123+00    | SELECT 1
+ 1086 | active | 2020-07-08 10:20:01.123+00    | autovacuum: VACUUM public.events
+"""
+
+
+@pytest.mark.parametrize(("text", "said"), [(LONG_LOCKS, "16 minutes"), (LONG_SESSIONS, "20 minutes")])
+def test_a_session_that_works_for_long_is_told_with_its_tables(text: str, said: str) -> None:
+    """matrix-org/synapse#7772."""
+    [passage] = explain(text).passages
+
+    assert "look" == passage.severity
+    assert any(said in one and "pid 1084" in one for one in passage.words)
+    assert any(step.startswith("state_groups_state: ") for step in passage.advice)
+    assert "pg_cancel_backend" in passage.advice[-1]
+
+
+def test_a_plan_that_was_not_run_is_told_by_what_is_guessed() -> None:
+    """matrix-org/synapse#11184; the statement before it is of a table that is known by itself."""
+    [passage] = explain(
+        "synapse=# explain SELECT event_id FROM state_groups_state WHERE type = ?;\n"
+        "                                QUERY PLAN\n"
+        "---------------------------------------------------------------------------\n"
+        " Unique  (cost=37421005.02..38175030.12 rows=40000 width=104)\n"
+        "   ->  Seq Scan on state_groups_state  (cost=0.00..4231111.60 rows=201073360 width=104)\n"
+        "   ->  Seq Scan on state_group_edges e  (cost=0.00..4756.80 rows=252480 width=16)\n"
+    ).passages
+
+    assert "look" == passage.severity
+    assert passage.words[0].startswith("It reads the whole of state_groups_state (201,073,360 rows)")
+    assert any("guesses" in one for one in passage.words)
+    assert passage.advice[0].startswith("ANALYZE state_groups_state")
+
+
+STATEMENTS = """\
+                       query                       | calls | total_exec_time | mean_exec_time
+---------------------------------------------------+-------+-----------------+----------------
+ SELECT * FROM device_inbox WHERE x = $1           |     2 |          9000.5 |        4500.25
+ SELECT $1                                         | 3,000 |            31.5 |          0.01
+ ALTER ROLE synapse PASSWORD 'hunter2'             |     1 |             0.5 |            0.5
+"""
+
+
+def test_statements_are_told_by_the_time_they_took() -> None:
+    [passage] = explain(STATEMENTS).passages
+
+    assert "look" == passage.severity
+    assert "1 statement here takes a second or more" in passage.words[0]
+    assert "9.0 s in 2 calls" in passage.words[1]
+    assert any(step.startswith("device_inbox: ") for step in passage.advice)
+    assert "hunter2" not in str(passage)
+
+
+def test_statements_that_are_quick_are_only_counted() -> None:
+    [passage] = explain("".join(STATEMENTS.splitlines(True)[:2] + STATEMENTS.splitlines(True)[3:])).passages
+
+    assert "" == passage.severity
+    assert "None here takes a second on average." in passage.words
+    assert "hunter2" not in str(passage)
+
+
+def test_a_table_of_which_old_releases_remove_nothing_is_told_so() -> None:
+    """matrix-org/synapse#3643."""
+    [passage] = explain(
+        " public.received_transactions             | 2302 MB\n"
+        " public.cache_invalidation_stream         | 2270 MB\n"
+        " public.event_json                        | 1608 MB\n"
+    ).passages
+
+    assert any("DELETE FROM cache_invalidation_stream WHERE" in step for step in passage.advice)
+    assert any("30 days" in step for step in passage.advice)
+
+
+def test_clients_that_wait_in_the_mode_transaction_are_told_what_keeps_the_others() -> None:
+    """pgbouncer/pgbouncer#992."""
+    [passage] = explain(
+        " database | cl_active | cl_waiting | sv_active |  pool_mode\n"
+        "----------+-----------+------------+-----------+-------------\n"
+        " xxdb     |       357 |        419 |        80 | transaction\n"
+    ).passages
+
+    assert any("Synapse must not have that mode, but session" in one for one in passage.words)
+    assert any("xact_start" in step for step in passage.advice)
+
+
+def a_table(**row: str) -> str:
+    """Return a table of one row as psql prints it."""
+    widths = [max(len(name), len(value)) for name, value in row.items()]
+    lines = [
+        " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        for cells in (row.keys(), row.values())
+    ]
+    rule = "-+-".join("-" * width for width in widths)
+    return f" {lines[0]}\n-{rule}-\n {lines[1]}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "severity", "said", "do"),
+    [
+        (
+            a_table(pid="12", phase="waiting for old snapshots", lockers_total="3", current_locker_pid="45"),
+            "look",
+            "until transactions that were open before it have ended",
+            "pid = 45",
+        ),
+        (
+            a_table(pid="12", index_relid="5", phase="building index", blocks_total="200", blocks_done="50"),
+            "",
+            "building index, 25 % of 200",
+            "",
+        ),
+        (
+            a_table(
+                pid="12", relid="16500", phase="scanning heap", heap_blks_total="10", heap_blks_scanned="5"
+            ),
+            "",
+            "VACUUM works on 16500 (pid 12): scanning heap, 50 % of 10.",
+            "",
+        ),
+        (a_table(gid="abc", prepared="2024-01-01 00:00:00+00"), "look", "undone: abc", "ROLLBACK PREPARED"),
+        (a_table(indexrelid="events_x", indisvalid="f"), "look", "not valid: events_x", "REINDEX INDEX"),
+        (a_table(indexrelid="events_x", indisvalid="t"), "", "are valid", ""),
+        (
+            a_table(tablename="events", tbloat="3", wastedbytes="50000000000"),
+            "",
+            "events 46.6 GiB",
+            "pg_repack",
+        ),
+        (a_table(checkpoints_timed="100", checkpoints_req="5000"), "look", "by amount", "max_wal_size"),
+        (a_table(checkpoints_timed="5000", checkpoints_req="100"), "", "5,000 by time", ""),
+        (a_table(datname="synapse", pg_size_pretty="120 GB"), "", "synapse 120.0 GiB", "pg_class"),
+        (
+            a_table(slot_name="barman", active="f", restart_lsn="0/B0000000", wal_status="unreserved"),
+            "look",
+            "barman is about to be lost",
+            "max_slot_wal_keep_size",
+        ),
+        (a_table(name="fsync", setting="off"), "look", "a crash may damage the database", "turn it on"),
+        (a_table(name="work_mem", setting="4096"), "", "Settings of PostgreSQL", ""),
+    ],
+)
+def test_what_goes_on_and_what_is_left_is_told_by_its_columns(
+    text: str, severity: str, said: str, do: str
+) -> None:
+    [passage] = explain(text).passages
+
+    assert severity == passage.severity
+    assert any(said in one for one in passage.words)
+    assert do in " | ".join(passage.advice)

@@ -11,6 +11,206 @@ NGINX = "2024/01/01 00:00:00 [error] 29#29: *1 "
     ("key", "text", "do"),
     [
         (
+            "pg_replay_failed",
+            (
+                "2020-10-11 18:14:47.199 UTC [16901] FATAL:  unexpected data beyond EOF in block 76469 of"
+                " relation base/18516/22231"
+            ),
+            "copy of the whole folder first",
+        ),
+        ("pg_replay_failed", "PANIC:  could not locate a valid checkpoint record", "pg_resetwal"),
+        ("pg_start_ended", "LOG:  startup process (PID 16901) exited with exit code 1", "FATAL or PANIC"),
+        (
+            "pg_diverged",
+            (
+                '2021-02-22 16:15:35.691 CST,,,1524,,6033.5f4,77,,,1,0,LOG,00000,"new timeline 52 forked'
+                ' off current database system timeline 51 before current recovery point 0/B00000A0",,,,,,""'
+            ),
+            "pg_rewind",
+        ),
+        (
+            "pg_slot_missing",
+            'FATAL:  could not start WAL streaming: ERROR:  replication slot "repmgr_slot_4" does not exist',
+            "pg_create_physical_replication_slot",
+        ),
+        (
+            "pg_standby_waits",
+            "FATAL:  could not start WAL streaming: ERROR:  something else",
+            "pg_stat_replication",
+        ),
+        ("pg_archive_failed", "LOG:  archive command failed with exit code 45", "pg_stat_archiver"),
+        ("pg_not_postgres", "LOG:  incomplete startup packet", "pg_isready"),
+        ("pg_tls_client", "LOG:  could not accept SSL connection: EOF detected", "scanner: nothing to do"),
+        ("pg_panic", "PANIC:  could not fsync file: Structure needs cleaning", "dmesg"),
+        ("disk_full", 'PANIC:  could not write to file "pg_wal/x": No space left on device', "make room"),
+        ("db_client_pool", "psycopg_pool.PoolTimeout: couldn't get a connection after 30.00 sec", "max_size"),
+        (
+            "db_client_pool",
+            "[psycopg.pool] - discarding closed connection: <psycopg.Connection [BAD] at 0x7f>",
+            "check_connection",
+        ),
+        (
+            "db_pooler_fault",
+            "FATAL @src/server.c:583 in function server_proto(): server_proto: server in bad state: 11",
+            "1.21.0",
+        ),
+        (
+            "db_pooler_client",
+            "C-0x7fb: (nodb)/(nouser)@172.10.31.18:50270 pooler error: client_login_timeout",
+            "SHOW POOLS",
+        ),
+        ("db_pooler", "pooler error: client_login_timeout (server down)", "PostgreSQL runs"),
+        ("pgpool_mismatch", "DETAIL:  kind does not match between main(52) slot[2] (63)", "pcp_detach_node"),
+        ("pgpool_node", "health_check0 pid 9927: LOG:  health check failed on node 0", "pcp_attach_node"),
+        ("redis_client_sentinel", "redis.sentinel.MasterNotFoundError: No master found for 'm'", "26379"),
+        ("redis_client_cluster", "ERR This instance has cluster support disabled", "for a single Redis"),
+        ("redis_client_reset", "[ioredis] Unhandled error event: Error: read ECONNRESET", "rediss://"),
+        (
+            "redis_client_reset",
+            "Error: Redis connection to x.cache.amazonaws.com:6379 failed - read ECONNRESET",
+            "pingInterval",
+        ),
+        ("redis_unknown_command", "-unsupported command 'HELLO'", "protocol=2"),
+        ("redis_not_a_copy", "SYNC and PSYNC are invalid with pending output", "before PSYNC"),
+        ("redis_checked_file", "AOF analyzed: size=184, ok_up_to=178, diff=6", "is lost"),
+        ("redis_rights", "NOPERM this user has no permissions to run the 'hello' command", "+hello"),
+        ("patroni_store", "2022-07-25 11:04:56,803 ERROR: failed to update leader lock", "retry_timeout"),
+        (
+            "patroni_demoted",
+            "INFO: demoted self because failed to update leader lock in DCS",
+            "failsafe_mode",
+        ),
+        (
+            "patroni_other",
+            "CRITICAL: system ID mismatch, node a belongs to a different cluster: 1 != 2",
+            "reinit",
+        ),
+        (
+            "pg_folder",
+            'FATAL:  could not write to file "pg_wal/xlogtemp.34": Operation not permitted',
+            "libseccomp",
+        ),
+        (
+            "pg_no_shared_memory",
+            "FATAL:  could not map anonymous shared memory: Cannot allocate memory",
+            "shared_buffers",
+        ),
+        (
+            "pg_lock_file",
+            "LOG:  performing immediate shutdown because data directory lock file is invalid",
+            "mount it again",
+        ),
+        ("pg_rows_damaged", "ERROR:  found xmin 123 from before relfrozenxid 456", "pg_amcheck"),
+        (
+            "pg_process_ended",
+            "LOG:  checkpointer process (PID 4) was terminated by signal 9: Killed",
+            "oom-kill",
+        ),
+        (
+            "pg_timeouts",
+            "FATAL:  terminating connection due to transaction timeout",
+            "transaction_timeout = 0",
+        ),
+        (
+            "pg_too_large",
+            "psycopg2.errors.ProgramLimitExceeded: index row size 2736 exceeds btree version 4 maximum 2704",
+            "update",
+        ),
+        (
+            "pg_sequence_bounds",
+            'ERROR:  nextval: reached maximum value of sequence "x" (2147483647)',
+            "AS bigint",
+        ),
+        ("pg_made_already", 'ERROR:  database "synapse" already exists', "dropdb"),
+        ("pg_extension", 'ERROR:  could not access file "$libdir/postgis-3": No such file', "another image"),
+        (
+            "pg_restore_owner",
+            'could not execute query: ERROR: must be able to SET ROLE "postgres"',
+            "--no-owner",
+        ),
+        (
+            "pg_restore_full",
+            'could not execute query: ERROR:  relation "events" already exists',
+            "do not start Synapse on it",
+        ),
+        (
+            "pg_restore_file",
+            "pg_restore: error: input file appears to be a text format dump. Please use psql.",
+            "PGDMP",
+        ),
+        ("db_address_wrong", 'psycopg2.OperationalError: invalid port number: "x"', "database:"),
+        (
+            "db_not_postgres",
+            "psycopg2.OperationalError: received invalid response to SSL negotiation: H",
+            "ss -ltnp",
+        ),
+        (
+            "db_tls_files",
+            'server certificate for "x" does not match host name "y"',
+            "verify-full asks for the name",
+        ),
+        ("redis_client_closed", "Error: The client is closed", "await client.connect()"),
+        (
+            "redis_client_slow",
+            "Timeout performing GET (5000ms), next: GET MyKey, inst: 0, qu: 0, qs: 7, aw: False",
+            "SLOWLOG GET",
+        ),
+        (
+            "redis_client_unreached",
+            "Could not connect to Redis at 127.0.0.1:6379: Connection refused",
+            "redis-cli -h HOST",
+        ),
+        ("redis_no_password", "Client sent AUTH, but no password is set. Trying again", "requirepass"),
+        ("redis_no_users", "ERR wrong number of arguments for 'auth' command", "username out of redis:"),
+        ("redis_sentinel_answer", "(error) NOQUORUM 1 usable Sentinels. Not enough available", "CKQUORUM"),
+        ("redis_key_kind", "WRONGTYPE Operation against a key holding the wrong kind of value", "prefix"),
+    ],
+)
+def test_what_a_server_a_pooler_or_a_client_logs_is_told_with_its_own_cure(
+    key: str, text: str, do: str
+) -> None:
+    [passage] = explain(text).passages
+
+    assert key == passage.kind
+    assert do in " | ".join(passage.advice)
+
+
+def test_what_a_server_said_is_no_fault_of_the_package_that_passed_it_on() -> None:
+    """redis/redis-py#2707."""
+    [passage] = explain(
+        "Traceback (most recent call last):\n"
+        '  File "/usr/lib/python3.11/site-packages/redis/connection.py", line 882, in read_response\n'
+        "    raise response\n"
+        "redis.exceptions.NoPermissionError: this user has no permissions to access one of the channels used"
+        " as arguments\n"
+    ).passages
+
+    assert "redis_rights" == passage.kind
+    assert "no part of Synapse" not in " ".join(passage.words)
+    assert not any(step.startswith("update redis") for step in passage.advice)
+
+
+def test_a_cancelled_statement_or_a_restart_of_a_pooler_is_told_beside_its_fault() -> None:
+    """pgbouncer/pgbouncer#822."""
+    found = explain(
+        "2023-04-03 15:14:20.360 AEST [9558] LOG C-0x55: (nodb)/(nouser)@10.2.0.24:45874 closing because:"
+        " failed cancel request (age=0s)\n"
+        "2023-04-03 15:14:20.397 AEST [9558] LOG C-0x55: d/u@10.2.0.1:35114 login attempt: db=d user=u"
+        " tls=no\n"
+        "2023-04-03 15:14:20.460 AEST [9558] FATAL @src/server.c:583 in function server_proto():"
+        " server_proto: server in bad state: 11\n"
+    )
+
+    assert ["db_pooler_fault", "db_pooler_server_ended", "db_pooler_runs"] == [
+        one.kind for one in found.passages
+    ]
+    assert 0 == found.unrecognized
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "do"),
+    [
+        (
             "db_idle_ended",
             "FATAL:  terminating connection due to idle-in-transaction timeout",
             "pool_mode = session",
@@ -92,6 +292,13 @@ NGINX = "2024/01/01 00:00:00 [error] 29#29: *1 "
             'ERROR:  can no longer get changes from replication slot "debezium"',
             "new snapshot",
         ),
+        (
+            "patroni_none",
+            "2026-08-21 22:01:35,167 INFO: My wal position exceeds maximum replication lag",
+            "maximum_lag_on_failover",
+        ),
+        ("db_client_cut", "Error: Connection terminated unexpectedly", "pool.on('error', ...)"),
+        ("pg_checkpoint_wal", "LOG:  checkpoint starting: wal", "max_wal_size"),
         ("pg_slots", 'ERROR:  replication slot "debezium" is active for PID 1234', "pg_terminate_backend"),
         (
             "db_lock_wait",
@@ -163,7 +370,7 @@ NGINX = "2024/01/01 00:00:00 [error] 29#29: *1 "
             "repl-backlog-size",
         ),
         (
-            "redis_tls_refused",
+            "redis_tls_plain",
             (
                 "1:M 01 Jan 2024 00:00:00.000 # Error accepting a client connection: error:1408F10B:SSL"
                 " routines:ssl3_get_record:wrong version number"

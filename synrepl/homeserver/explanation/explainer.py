@@ -141,6 +141,7 @@ KINDS: Final = {
     "statement": "a statement to the database",
     "metric": "metrics of a process",
     "redis_clients": "the connections to Redis",
+    "redis_nodes": "the nodes of a Redis Cluster (CLUSTER NODES)",
     "redis_commands": "commands to Redis (MONITOR)",
     "redis_subscribers": "the subscribers of a channel of Redis (PUBSUB NUMSUB)",
     "redis_info": "what Redis says of itself (INFO)",

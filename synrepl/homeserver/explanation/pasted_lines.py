@@ -33,11 +33,21 @@ REDIS: Final = "redis.own"
 """The logger of a line that a Redis server wrote into its own log."""
 
 _OF_REDIS: Final = re.compile(
-    r"(?<![\w:.])(?:\d{1,7}:[MSCX]|\[\d{1,7}\]) "
-    r"(?P<time>\d{1,2} [A-Z][a-z]{2} (?:\d{4} )?\d\d:\d\d:\d\d\.\d{3}) [.*#-] (?P<message>.*)",
+    r"(?<![\w:.])(?:(?:(?:\d{1,7}|[A-Z]{2}):){1,2}[MSCX]|\[\d{1,7}\]|\d{1,7}:signal-handler) "
+    r"(?P<time>\d{1,2} [A-Z][a-z]{2} (?:\d{4} )?\d\d:\d\d:\d\d\.\d{3}(?= [.*#-] )|\(\d{9,11}\)"
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}(?:Z|[+-]\d\d:?\d\d)?(?= [.*#-] )|\d{13}(?= [.*#-] ))"
+    r"(?: [.*#-])? (?P<message>.*)",
     re.DOTALL | re.ASCII,
 )
-"""A line of a Redis server: process and role (master, replica, child, Sentinel), time, mark of the level."""
+"""A line of a Redis server: process (of KeyDB and thread) and role (master, replica, child, Sentinel), time,
+mark of the level; of a signal the time is a number. Valkey writes the time as it is told to."""
+
+_OF_VALKEY: Final = re.compile(
+    r"(?<!\S)pid=\d{1,7} role=\S{1,20} timestamp=(?P<quote>\"?)(?P<time>[^\"]{8,40})(?P=quote) level=\w{1,10}"
+    r" message=\"(?P<message>.*)\"",
+    re.DOTALL | re.ASCII,
+)
+"""A line of Valkey with log-format logfmt."""
 
 _MAX_SHIPPED: Final = 200
 """The most characters that journald, a container, a shipper of logs or grep put before a line."""
@@ -159,10 +169,11 @@ def read_line(line: str) -> tuple[Header, list[LoggedText]]:
 def _read_redis(line: str) -> LoggedText | None:
     """Return what a Redis server wrote into its own log, if the line is of one."""
     found = _OF_REDIS.search(line, 0, MAX_LINE) if ":" in line[: _MAX_SHIPPED * 2] else None
+    found = found or (_OF_VALKEY.search(line, 0, MAX_LINE) if "pid=" in line[:_MAX_SHIPPED] else None)
     if found is None or found.start() > _MAX_SHIPPED:
         return None
     message = found["message"].strip()
-    return LoggedText(message, Header(found["time"], REDIS))
+    return LoggedText(message, Header(found["time"].strip("()"), REDIS))
 
 
 def strings_of_document(line: str) -> list[str]:

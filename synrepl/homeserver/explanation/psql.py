@@ -13,7 +13,7 @@ from synrepl.caches.names import NEWEST_KNOWN
 from synrepl.caches.relations import find_columns, said_of
 from synrepl.homeserver.explanation.relations import SEQUENCE, KnownRelation, known_relations
 from synrepl.homeserver.explanation.results import Passage
-from synrepl.homeserver.explanation.server_views import explain_view, has_words
+from synrepl.homeserver.explanation.server_views import PLAN, explain_view, has_words
 from synrepl.homeserver.streams import WIRE, written_by
 from synrepl.wire.text import printable
 
@@ -239,7 +239,7 @@ def explain_table(table: PsqlOutput, statement: Statement | None) -> ExplainedOu
     named = [_DATABASE_COLUMNS.get(one, one) for one in columns]
     if {"name", "collate", "ctype"} <= {*named}:
         return _explain_databases([dict(zip(named, row, strict=False)) for row in table.rows])
-    known = statement.table if statement is not None else None
+    known = statement.table if statement is not None and columns != [PLAN] else None
     if known is None and (view := explain_view(columns, table.rows)) is not None:
         return ExplainedOutput(view, "")
     if known is None:

@@ -8,6 +8,7 @@ import msgspec
 
 from synrepl.homeserver.explanation.redis_printed import MUCH, RAISE, RedisPrinted
 from synrepl.homeserver.explanation.results import Passage
+from synrepl.html.humanize import size
 from synrepl.wire.text import printable
 
 
@@ -83,6 +84,18 @@ _FIGURES: Final = {
         "the Redis Cluster lacks a part, and refuses commands (CLUSTERDOWN)",
         "see redis-cli CLUSTER NODES for the node that is away; Synapse needs a Redis that is no cluster",
     ),
+    "cluster_slots_pfail": _Figure(
+        _is_some,
+        "so many slots are at nodes that this one does not reach; if cluster_stats_messages_received is 0, it"
+        " hears nothing from any of them",
+        "open the bus port (port + 10000, or cluster-port) between all nodes; behind NAT or a load balancer"
+        " cluster-announce-ip, -port and -bus-port of each",
+    ),
+    "cluster_slots_assigned": _Figure(
+        lambda value: value == "0",
+        "no slot is given to any node: the cluster was never made, or nodes.conf was lost",
+        "redis-cli --cluster create HOST:PORT ..., or for Synapse a Redis without cluster-enabled",
+    ),
     "min_slaves_good_slaves": _Figure(
         lambda value: value == "0",
         "no copy is there: with min-replicas-to-write Redis refuses writes (NOREPLICAS)",
@@ -119,7 +132,9 @@ _REFUSED: Final = {
 }
 """What Redis refused, by the names under Errorstats."""
 
-_FIGURE: Final = re.compile(r"(?P<name>errorstat_[A-Z]{2,20}|[a-z_0-9]{3,60}):(?P<value>\S{1,200})\s*\Z")
+_FIGURE: Final = re.compile(
+    r"(?P<name>errorstat_[A-Z]{2,20}|[a-z_0-9]{3,60}):(?P<space> ?)(?P<value>\S{1,200})\s*\Z"
+)
 _SECTION: Final = re.compile(
     r"#\s*(?:Server|Clients|Memory|Persistence|Stats|Replication|CPU|Keyspace|Commandstats|Errorstats|Modules|Latencystats|Cluster)\s*\Z"
 )
@@ -137,7 +152,55 @@ _BOUNDED: Final = {
 }
 """Lines of INFO that are bounded by another one: what it means if they are near it, and what to do."""
 NEAR: Final = 0.9
+_BIG: Final = 256 * 1024 * 1024
+"""The fewest bytes of memory of which it is told where they are."""
+_PARTS: Final = {
+    "mem_clients_normal": (
+        "what waits for clients, and what they sent",
+        "redis-cli CLIENT LIST: the largest tot-mem, omem, qbuf; maxmemory-clients (7 and newer)",
+    ),
+    "mem_clients_slaves": ("what waits for copies", "client-output-buffer-limit replica; is a copy slow?"),
+    "mem_cluster_links": (
+        "what waits for other nodes of the Cluster, to each of which every PUBLISH goes",
+        "cluster-link-sendbuf-limit bounds it; give Synapse a Redis that is no cluster",
+    ),
+    "mem_replication_backlog": ("what is kept for copies that come back", "lower repl-backlog-size"),
+    "mem_aof_buffer": ("what waits for the append-only file", "a slow disk; Synapse needs appendonly no"),
+}
+"""Where the memory of a Redis is that is no data: what that is, and what to do."""
+
+
+def _of_memory(counts: dict[str, int]) -> list[tuple[str, str]]:
+    """What the figures of memory tell together, each with what to do."""
+    used, peak = counts.get("used_memory", 0), counts.get("used_memory_peak", 0)
+    told = []
+    if (over := counts.get("used_memory_overhead", 0)) >= max(_BIG, used // 2):
+        name = max(_PARTS, key=lambda part: counts.get(part, 0))
+        what, advice = _PARTS[name]
+        said = f"used_memory is {size(used)}, of which {size(over)} is no data (used_memory_overhead)"
+        if counts.get(name, 0) >= over // 4:
+            told.append((f"{said}; {size(counts[name])} of it is {name}: {what}.", advice))
+        else:
+            told.append(
+                (f"{said}.", "redis-cli MEMORY STATS and CLIENT LIST (omem, qbuf, tot-mem) tell what")
+            )
+    if peak >= max(4 * used, 4 * _BIG):
+        said = (
+            f"It had {size(peak)} at most (used_memory_peak), and has {size(used)} now: much was deleted, or"
+            " many messages waited for subscribers that did not read in time."
+        )
+        told.append((said, "when it grows again: redis-cli CLIENT LIST, the largest omem"))
+    if used >= _BIG and 0 < counts.get("used_memory_rss", 0) < 0.9 * used:
+        said = (
+            "A part of Redis' memory is swapped out (used_memory_rss is below used_memory): its answers wait"
+            " for the disk."
+        )
+        told.append((said, "free memory of its host, or maxmemory well below it; a restart takes it back"))
+    return told
+
+
 _KNOWN: Final = (
+    *("used_memory_peak", "used_memory_overhead", *_PARTS),
     *(
         "redis_version",
         "blocked_clients",
@@ -146,6 +209,9 @@ _KNOWN: Final = (
         "used_memory_rss",
         "maxmemory_policy",
     ),
+    *("cluster_slots_ok", "cluster_slots_fail", "cluster_known_nodes", "cluster_size"),
+    *("cluster_current_epoch", "cluster_my_epoch"),
+    *(f"cluster_stats_messages_{what}" for what in ("sent", "received", "ping_sent", "pong_received")),
     *("mem_fragmentation_ratio", *_BOUNDED, *(one[0] for one in _BOUNDED.values()), *_FIGURES),
 )
 
@@ -166,7 +232,7 @@ class RedisInfo(RedisPrinted):
             self.is_open = True
             return True
         found = _FIGURE.match(text)
-        if found is None or not (self.is_open or found["name"] in _KNOWN):
+        if found is None or not ((self.is_open and not found["space"]) or found["name"] in _KNOWN):
             self.is_open = self.is_open and not text
             return False
         self.add(number)
@@ -197,12 +263,15 @@ class RedisInfo(RedisPrinted):
             f"{what} was answered since Redis started ({printable(count)} in all): {_REFUSED[what][0]}."
             for what, count in self.refused.items()
         ]
+        memory = _of_memory(self.counts)
+        words += [said for said, _ in memory]
         words = words or ["What a Redis says of itself (INFO): nothing that is looked at here is odd in it."]
         advice = list(
             dict.fromkeys(
                 [
                     *(_FIGURES[name].advice for name in self.odd),
                     *(told for *_, told in full),
+                    *(told for _, told in memory),
                     *(_REFUSED[what][1] for what in self.refused),
                 ]
             )

@@ -1,25 +1,38 @@
-"""What redis-cli prints as a list: PUBSUB, PUBLISH, CONFIG GET, ACL LOG, SLOWLOG GET and ROLE."""
+"""What redis-cli prints as a list: PUBSUB, CONFIG GET, ACL, SLOWLOG GET, LATENCY, MEMORY, SENTINEL, more."""
 
 import re
 from collections.abc import Callable
 from typing import ClassVar, Final, NamedTuple
 
 from synrepl.homeserver.explanation.redis_info import OF_ROLE
-from synrepl.homeserver.explanation.redis_printed import MAX_KEPT, MAX_SHOWN, OF_SYNAPSE, RedisPrinted
-from synrepl.homeserver.explanation.redis_server import INTRUSION, OPEN_TO_ALL, is_planted
+from synrepl.homeserver.explanation.redis_printed import (
+    MAX_KEPT,
+    MAX_SHOWN,
+    MUCH,
+    OF_SYNAPSE,
+    RAISE,
+    RedisPrinted,
+)
+from synrepl.homeserver.explanation.redis_server import EVENTS, INTRUSION, OPEN_TO_ALL, is_planted
 from synrepl.homeserver.explanation.results import MAX_NUMBERS, Passage
-from synrepl.html.humanize import listed
+from synrepl.html.humanize import listed, size
 from synrepl.wire.text import printable
 
 _ASKED: Final = re.compile(
     r"(?:.{0,200}\b(?:redis|valkey)-cli\b(?:.{0,200} |(?= ))|\S{1,100}:\d{1,5}(?:\[\d{1,3}\])?> ?|> ?|)"
-    r"(?P<what>pubsub (?:numsub|channels)|config get|acl log|slowlog get|role\Z"
+    r"(?P<what>pubsub (?:numsub|channels)|config get|acl log|acl list|slowlog get|latency latest|memory stats"
+    r"|sentinel (?:masters?|replicas|slaves|sentinels)|role\Z"
     r"|(?<=[> ])publish(?= \S))(?=\s|\Z)",
     re.IGNORECASE,
 )
 """A command of which the list is read, behind a prompt or redis-cli."""
-_WORDS: Final = ("pubsub ", "config get", "acl log", "slowlog get", "role", "publish ")
+_WORDS: Final = (
+    *("pubsub ", "config get", "acl l", "slowlog get", "latency latest", "memory stats", "sentinel "),
+    *("role", "publish "),
+)
 """Of which a line has one, if it is such a command."""
+_A_USER: Final = re.compile(r"\s*\d{1,4}\) \"user \S{1,200} (?:on|off) ")
+"""The first line of ACL LIST where the command is not pasted."""
 _NESTED: Final = re.compile(r"(?:\s*\d{1,4}[)#~])*(?=\s*\d{1,4}[)#~] )")
 _ITEM: Final = re.compile(
     r"\s*(?:\d{1,4}[)#~] )?(?:\"(?P<text>(?:[^\"\\]|\\.){0,600})\"(?: => \"(?P<value>[^\"]{0,600})\")?"
@@ -181,6 +194,152 @@ class _AclRefusals(_Listed):
                 )
             ]
         return self.told(words, advice, "error")
+
+
+class _Users(_Listed):
+    """What ACL LIST printed: a user and its rules in each line."""
+
+    kind = "redis_info"
+    command = "redis-cli acl list"
+    asks = "acl list"
+
+    def passage(self) -> Passage | None:
+        users = {
+            words[1]: words[2:]
+            for one in self.items
+            if (words := str(one).split())[:1] == ["user"] and words[1:]
+        }
+        if not users:
+            return None
+        told = listed([printable(name[:100]) for name in list(users)[:MAX_SHOWN]])
+        words = [f"Users of a Redis (ACL): {told}. Synapse's needs channels (&), +subscribe, +publish."]
+        advice = []
+        open_to_all = [name for name, rules in users.items() if {"on", "nopass"} <= {*rules}]
+        deaf = [
+            name
+            for name, rules in users.items()
+            if {"on", "resetchannels"} <= {*rules} and not any(one.startswith("&") for one in rules)
+        ]
+        for name, rules in users.items():
+            channels = [one[1:] for one in rules if one.startswith("&")]
+            if channels and "*" not in channels and len(words) <= MAX_SHOWN:
+                only = listed([printable(one[:100]) for one in channels[:MAX_SHOWN]])
+                words.append(
+                    f"{printable(name[:100])} may use only channels as {only}: others are refused (NOPERM)."
+                )
+        if open_to_all:
+            names = printable(", ".join(open_to_all[:MAX_SHOWN]))
+            words.insert(
+                0, f"{names} lets in everybody without a password (on nopass), as far as it is reached."
+            )
+            advice.append(
+                "ACL SETUSER default off, or >PASSWORD, once Synapse has a user (username since 1.162)"
+            )
+        if deaf:
+            names = printable(", ".join(deaf[:MAX_SHOWN]))
+            words.insert(0, f"{names} may use no channel: SUBSCRIBE and PUBLISH are refused (NOPERM).")
+            advice.insert(
+                0, "ACL SETUSER NAME &SERVER_NAME &SERVER_NAME/USER_IP (or &*), and in the file of users"
+            )
+        return self.told(words, advice, "look" if advice else "")
+
+
+class _Watched(_Listed):
+    """What a Sentinel printed of the masters, copies or Sentinels that it watches."""
+
+    kind = "redis_info"
+    command = "redis-cli sentinel"
+    asks = "sentinel"
+
+    def passage(self) -> Passage | None:
+        names, flags, others, quorum = (
+            self._all(one) for one in ("name", "flags", "num-other-sentinels", "quorum")
+        )
+        if not flags:
+            return None
+        gone = [
+            name for name, flag in zip(names, flags, strict=False) if "down" in flag or "disconnected" in flag
+        ]
+        words = [f"What a Sentinel watches: {listed([printable(one) for one in names[:MAX_SHOWN]])}."]
+        advice = []
+        if gone:
+            listed_names = listed([printable(one) for one in gone[:MAX_SHOWN]])
+            words.insert(0, f"It sees as gone: {listed_names} (flags with s_down, o_down or disconnected).")
+            advice.append(
+                "see whether these run, and are reached from the Sentinel by the address it has; one that"
+                " is gone for good: SENTINEL RESET NAME, at one Sentinel after another"
+            )
+        counts = [int(one[0]) for one in (others, quorum) if one and one[0].isdecimal()]
+        if len(counts) == 2 and counts[0] + 1 < max(counts[1], 2):
+            words.append(
+                f"It knows of {counts[0]} other Sentinels, and the quorum is {counts[1]}: it cannot switch to"
+                " another master."
+            )
+            advice.append("at least three Sentinels that reach each other: SENTINEL CKQUORUM NAME")
+        words.append("Synapse does not ask Sentinel: it stays with the address that it has.")
+        return self.told(words, advice, "look" if advice else "")
+
+    def _all(self, name: str) -> list[str]:
+        """The values that come after this name."""
+        pairs = zip(self.items, self.items[1:], strict=False)
+        return [str(value) for key, value in pairs if key == name]
+
+
+class _Spikes(_Listed):
+    """What LATENCY LATEST printed: of each event its name, when, how many ms last, and at most."""
+
+    kind = "redis_commands"
+    command = "redis-cli latency latest"
+    asks = "latency latest"
+
+    def passage(self) -> Passage | None:
+        spikes = {
+            str(name): most
+            for name, (_, _, most) in (
+                (self.items[at], self.items[at + 1 : at + 4]) for at in range(0, len(self.items) - 3, 4)
+            )
+            if isinstance(most, int)
+        }
+        known = [
+            (most, name, *one[1:])
+            for name, most in spikes.items()
+            for one in EVENTS
+            if name.startswith(one[0])
+        ]
+        if not known:
+            return None
+        words = [
+            f"Redis stood still for up to {most} ms, as {means} ({printable(name)})."
+            for most, name, means, _ in known
+        ]
+        return self.told(
+            [*words, "All who ask it wait meanwhile."], list(dict.fromkeys(one[-1] for one in known)), "look"
+        )
+
+
+class _Memory(_Listed):
+    """What MEMORY STATS printed: a name and a number each."""
+
+    kind = "redis_info"
+    command = "redis-cli memory stats"
+    asks = "memory stats"
+
+    def passage(self) -> Passage | None:
+        given = {name: value for name, value in self.pairs.items() if isinstance(value, int)}
+        total = given.get("total.allocated", 0)
+        if not total:
+            return None
+        words = [
+            f"Memory of a Redis: {size(total)}, at most {size(given.get('peak.allocated', total))} so far."
+        ]
+        buffers = {
+            name: given.get(name, 0) for name in ("clients.normal", "clients.slaves", "replication.backlog")
+        }
+        name, most = max(buffers.items(), key=lambda one: one[1])
+        if most < max(MUCH, total // 2):
+            return self.told(words, [], "")
+        words.insert(0, f"Most of it is {name} ({size(most)}): what waits for connections, and no data.")
+        return self.told(words, [f"redis-cli CLIENT LIST, the largest omem or tot-mem; {RAISE}"], "look")
 
 
 LONG: Final = 10_000
@@ -353,7 +512,10 @@ class RedisLists:
     """All lists in a text: each is below the command that it answers."""
 
     def __init__(self) -> None:
-        kinds = (_Numsub(), _Channels(), _Published(), _Config(), _AclRefusals(), _Slow(), _Role())
+        kinds = (
+            *(_Numsub(), _Channels(), _Published(), _Config(), _AclRefusals(), _Users(), _Watched(), _Slow()),
+            *(_Spikes(), _Memory(), _Role()),
+        )
         self._kinds: dict[str, _Listed] = {one.asks: one for one in kinds}
         self._asked: _Listed | None = None
 
@@ -368,10 +530,14 @@ class RedisLists:
         head = line[:600].lower()
         asked = _ASKED.match(head.strip()) if any(one in head for one in _WORDS) else None
         if asked is not None:
-            self._asked = self._kinds[asked["what"]]
+            what = asked["what"].lower()
+            self._asked = self._kinds.get(what) or self._kinds[what.partition(" ")[0]]
             self._asked.add(number)
-        elif self._asked is not None and not self._asked.takes(line, number):
-            self._asked = None
+        else:
+            if self._asked is None and _A_USER.match(line[:300]):
+                self._asked = self._kinds["acl list"]
+            if self._asked is not None and not self._asked.takes(line, number):
+                self._asked = None
         return self._asked is not None
 
     def passages(self) -> list[Passage]:

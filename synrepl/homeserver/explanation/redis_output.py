@@ -26,6 +26,7 @@ from synrepl.wire.text import printable
 
 _CLIENT: Final = re.compile(
     r"(?P<client>id=\d{1,20} addr=\S{1,200}) .{0,600}\bsub=(?P<sub>\d{1,9}) psub=(?P<psub>\d{1,9}) "
+    r"(?:.{0,200}\bqbuf=(?P<sent>\d{1,12})\b)?"
     r"(?:.{0,600}\bomem=(?P<waiting>\d{1,12})\b)?(?:.{0,300}\bcmd=(?P<last>[a-z|_]{1,40}))?",
     re.ASCII,
 )
@@ -48,6 +49,7 @@ class _Clients(RedisPrinted):
     largest: str = ""
     left: int = 0
     watching: int = 0
+    sent: int = 0
 
     def takes(self, line: str, number: int) -> bool:
         found = _CLIENT.match(line.strip("> \t"))
@@ -56,6 +58,7 @@ class _Clients(RedisPrinted):
         self.add(number)
         is_subscribed = found["sub"] != "0" or found["psub"] != "0"
         client, waiting = found["client"], int(found["waiting"] or 0)
+        self.sent = max(self.sent, int(found["sent"] or 0))
         if client in self.clients or len(self.clients) < MAX_KEPT:
             self.clients[client] = is_subscribed or self.clients.get(client, False)
         else:
@@ -88,11 +91,16 @@ class _Clients(RedisPrinted):
             words.append(f"They are in {self.count} lines: one with the same id and addr is the same one.")
         advice = ["compare the number that receive with that of the processes: synrepl inspect"]
         if not self.subscribed:
-            words.insert(0, "No process receives anything over Redis: no connection is subscribed.")
+            words.insert(
+                0,
+                "No connection here is subscribed: if this is the whole list, no process receives anything"
+                " over this Redis.",
+            )
             advice = [
                 (
-                    "see in the log of each process whether it was subscribed, and restart it; compare"
-                    " redis: in the files of all: synrepl inspect --files"
+                    "if the list was cut, or is of CLIENT INFO, paste all of redis-cli CLIENT LIST. Else see"
+                    " in the log of each process whether it was subscribed, and restart it; compare redis: in"
+                    " the files of all: synrepl inspect --files"
                 )
             ]
         elif self.waiting >= MUCH:
@@ -122,7 +130,15 @@ class _Clients(RedisPrinted):
                 " normal bounds that, which is 0 (no limit) if not set.",
             )
             advice.insert(0, "end it: redis-cli CLIENT KILL ID of that connection")
-        is_odd = max(self.waiting, self.watching) >= MUCH
+        if self.sent >= MUCH:
+            words.insert(
+                0,
+                f"A client has sent {self.sent} bytes that Redis has not handled yet (qbuf): one large value"
+                " or many commands at once. Of each connection up to client-query-buffer-limit (1 GB) is kept"
+                " beside the data; what Synapse sends is small.",
+            )
+            advice.insert(0, "find the program by addr: smaller values, fewer at once")
+        is_odd = max(self.waiting, self.watching, self.sent) >= MUCH
         return self.told(words, advice, "error" if not self.subscribed else "look" if is_odd else "")
 
 
@@ -223,11 +239,77 @@ class _Commands(RedisPrinted):
         return self.told(words, advice, "look" if advice else "")
 
 
+_NODE: Final = re.compile(
+    r"[\da-f]{40} (?P<place>\S{0,300}) (?P<flags>[a-z,?]{1,80}) (?:-|[\da-f]{40}) \d{1,20} \d{1,20}"
+    r" (?P<epoch>\d{1,9}) (?P<link>connected|disconnected)",
+    re.ASCII,
+)
+MANY_EPOCHS: Final = 10
+"""So many times as many epochs as masters tell of masters that change again and again."""
+
+
+class _Nodes(RedisPrinted):
+    """The nodes of a Redis Cluster in a text so far: those that are masters, copies, or gone."""
+
+    kind = "redis_nodes"
+    command = "redis-cli cluster nodes"
+    masters: set[str] = msgspec.field(default_factory=set)
+    copies: set[str] = msgspec.field(default_factory=set)
+    gone: set[str] = msgspec.field(default_factory=set)
+    epoch: int = 0
+
+    def takes(self, line: str, number: int) -> bool:
+        found = _NODE.match(line.strip("> \t"))
+        if found is None:
+            return False
+        self.add(number)
+        place, flags = found["place"].partition("@")[0], found["flags"].split(",")
+        kept = self.masters if "master" in flags else self.copies
+        if len(kept) < MAX_KEPT:
+            kept.add(place)
+        is_gone = found["link"] == "disconnected" and "myself" not in flags
+        if (is_gone or {"fail", "fail?", "noaddr", "handshake"} & {*flags}) and len(self.gone) < MAX_KEPT:
+            self.gone.add(place)
+        self.epoch = max(self.epoch, int(found["epoch"]))
+        return True
+
+    def passage(self) -> Passage | None:
+        if not self.count:
+            return None
+        masters = counted(len(self.masters), "master")
+        told = f"Nodes of a Redis Cluster: {masters}, and {len(self.copies)} that copy one."
+        words = [f"{told} What is published at one of them, all pass on."]
+        advice = ["Synapse's client knows no cluster: give Synapse a Redis of its own that is none"]
+        if self.gone:
+            names = listed(
+                [printable(one) or "one without an address" for one in sorted(self.gone)[:MAX_SHOWN]]
+            )
+            words.insert(0, f"Nodes that this one does not reach: {len(self.gone)}, as {names}.")
+            advice.insert(
+                0,
+                "see whether these run, and whether their ports, and those + 10000, are open between all"
+                " nodes; CLUSTER FORGET ID, at each node, for one that is gone for good",
+            )
+        is_unsteady = self.epoch > MANY_EPOCHS * max(1, len(self.masters))
+        if is_unsteady:
+            words.append(
+                f"The epoch {self.epoch} counts the failovers and changes of slots so far: many for so few"
+                " masters. Where nobody moved slots, nodes are taken for gone again and again."
+            )
+            advice.insert(
+                0,
+                "CONFIG GET cluster-node-timeout: 15000 (ms) if not set; with less than a few seconds a pause"
+                " (a save, a slow command, the network) is taken for an end. The log of the nodes (FAIL,"
+                " failing) tells when",
+            )
+        return self.told(words, advice, "look" if self.gone or is_unsteady else "")
+
+
 class RedisOutput:
     """Whatever redis-cli printed in a text."""
 
     def __init__(self) -> None:
-        self._kinds = (_Clients(), _Commands(), RedisLists(), RedisInfo())
+        self._kinds = (_Clients(), _Nodes(), _Commands(), RedisLists(), RedisInfo())
 
     def takes(self, line: str, number: int) -> bool:
         """Whether a line is of any output, and needs no other explanation."""

@@ -197,7 +197,7 @@ def _copy(match: Match, writers: Writers) -> Passage | None:
 _SPIKES: Final = re.compile(
     r"(?P<event>[a-z][a-z-]{2,40}): (?P<count>\d{1,9}) latency spikes \(average (?P<took>\d{1,9}) ?ms"
 )
-_EVENTS: Final = (
+EVENTS: Final = (
     ("fork", "it copied its tables of memory to save, or for a replica", 'Synapse needs no saves: save ""'),
     ("aof", "it waited for the disk (append-only file)", "Synapse needs no such file: appendonly no"),
     ("rdb", "it waited for the disk (a save)", 'Synapse needs no saves: save ""'),
@@ -220,7 +220,7 @@ _EVENTS: Final = (
 def _latency(match: Match, writers: Writers) -> Passage | None:
     """Explain how often Redis stood still by what it was busy with."""
     found = _SPIKES.search(match.text)
-    event = next((one for one in _EVENTS if found and found["event"].startswith(one[0])), None)
+    event = next((one for one in EVENTS if found and found["event"].startswith(one[0])), None)
     if found is None or event is None:
         return None
     _, means, step = event

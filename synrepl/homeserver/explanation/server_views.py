@@ -5,10 +5,11 @@ A view is told by its columns, as people select some of them alone. Docs: docs/h
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Final, NamedTuple, TypeAlias
 
-from synrepl.homeserver.explanation.excerpts import without_secrets
+from synrepl.homeserver.explanation.excerpts import excerpt, without_secrets
 from synrepl.homeserver.explanation.relations import known_relations
 from synrepl.homeserver.explanation.results import Passage
 from synrepl.html.humanize import counted, listed, several, size
@@ -44,6 +45,71 @@ BLOCKERS: Final = (
     " WHERE cardinality(pg_blocking_pids(pid)) > 0 OR state LIKE 'idle in%'"
 )
 """Who waits for whom."""
+LONG: Final = 60
+"""From how many seconds on a statement takes long."""
+_LASTED: Final = re.compile(
+    r"(?:(?P<days>\d{1,5}) days? ?)?(?P<hours>\d{1,4}):(?P<minutes>\d\d):(?P<seconds>\d\d)(?:\.\d{1,9})?",
+    re.ASCII,
+)
+_STARTS: Final = ("query_start", "xact_start", "state_change", "backend_start")
+_CHORES: Final = re.compile(r"autovacuum: |START_REPLICATION")
+
+
+def _lasted(text: str) -> int:
+    """How many seconds an interval has, as PostgreSQL prints it; -1: it is none."""
+    if (found := _LASTED.fullmatch(text)) is None:
+        return -1
+    days, hours, minutes, seconds = (int(one or 0) for one in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _moment(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _told_of_longest(rows: _Rows) -> _Said:
+    """What is said of the session that has been at one statement for longest."""
+    at_work = [
+        row
+        for row in rows
+        if row.get("state", "active") == "active" and not _CHORES.match(row.get("query", ""))
+    ]
+    # The newest time in the view is no later than that at which it was asked for.
+    now = max((_moment(row.get(name, "")) for row in rows for name in _STARTS), default=0.0)
+    ages = [
+        (max([*(_lasted(row.get(name, "")) for name in _AGES), int(now - start) if start else -1]), row)
+        for row in at_work
+        for start in (_moment(row.get("query_start", "")),)
+    ]
+    most, row = max(ages, key=lambda one: one[0], default=(-1, {}))
+    if most < LONG:
+        return _Said([], [])
+    words = (
+        f"The session that has been at work for longest{_which([row])} has been so for"
+        f" {most // 60} minutes or more: meanwhile its locks stay, and VACUUM removes no row that was deleted"
+        " since it began."
+    )
+    tables = [name for name in known_relations() if re.search(rf"\b{name}\b", row.get("query", ""))]
+    return _Said(
+        [words],
+        [
+            (
+                "if it waits for no lock: ANALYZE its tables, as statistics are old after a restore or an"
+                " upgrade; EXPLAIN (ANALYZE, BUFFERS) of a SELECT, which runs it, tells what takes long"
+            ),
+            *_steps_of(tables),
+            (
+                "SELECT pg_cancel_backend(PID) ends the statement alone: its transaction is undone, and a"
+                " process of Synapse repeats it or fails that request; what was committed stays"
+            ),
+        ],
+        "look",
+    )
+
+
 _END_ONE: Final = (
     "SELECT pg_terminate_backend(PID) ends one for good: its transaction is undone as a whole, and a process"
     " of Synapse repeats it or fails that request; what was committed stays"
@@ -99,7 +165,10 @@ def _told_of_sessions(rows: _Rows) -> _Said:
                 " transaction that was open before it has ended."
             )
         advice.insert(0, f"see who holds it: {BLOCKERS}")
-    return _Said(words, advice, "look" if still or waiting else "")
+    long = _told_of_longest(rows)
+    return _Said(
+        [*words, *long.words], [*advice, *long.advice], "look" if still or waiting or long.words else ""
+    )
 
 
 def _which(rows: _Rows) -> str:
@@ -125,8 +194,8 @@ def _told_of_locks(rows: _Rows) -> _Said:
         )
     ]
     if not waiting:
-        words.append("Nobody waits here.")
-        return _Said(words, [])
+        long = _told_of_longest(rows)
+        return _Said([*words, "Nobody waits here.", *long.words], long.advice, long.severity)
     modes = listed(sorted({printable(row.get("mode", "a lock")) for row in waiting}))
     words.insert(0, f"Sessions wait for locks: pid {_pids(waiting) or 'not told'}, for {modes}.")
     if any(row.get("mode") == "AccessExclusiveLock" for row in [*waiting, *rows]):
@@ -170,7 +239,8 @@ def _told_of_blocking(rows: _Rows) -> _Said:
 
 
 def _told_of_slots(rows: _Rows) -> _Said:
-    idle = [row for row in rows if row.get("active") in ("f", "false")]
+    kept = [row for row in rows if row.get("wal_status") != "unreserved"]
+    idle = [row for row in kept if row.get("active") in ("f", "false")]
     lost = [row for row in rows if row.get("wal_status") == "lost" or row.get("invalidation_reason")]
     words = [
         (
@@ -197,6 +267,15 @@ def _told_of_slots(rows: _Rows) -> _Said:
             ),
             "max_slot_wal_keep_size (13 and newer) bounds what a slot may keep; the reader then starts anew",
         ]
+    near = [row for row in rows if row.get("wal_status") == "unreserved"]
+    if near:
+        names = several([printable(row.get("slot_name", "")) for row in near])
+        words.insert(
+            0,
+            f"{names} is about to be lost (wal_status unreserved): it is over max_slot_wal_keep_size: the"
+            " next checkpoint may remove what its reader has not read; the disk does not fill up by it.",
+        )
+        advice.insert(0, "let its reader run now, or raise max_slot_wal_keep_size; once lost, it starts anew")
     if lost:
         names = several([printable(row.get("slot_name", "")) for row in lost])
         words.insert(
@@ -208,7 +287,7 @@ def _told_of_slots(rows: _Rows) -> _Said:
             "drop a lost slot, and set its reader up anew: a standby by pg_basebackup, Debezium by a new"
             " snapshot"
         )
-    return _Said(words, advice, "error" if lost else "look" if idle else "")
+    return _Said(words, advice, "error" if lost else "look" if idle or near else "")
 
 
 def _told_of_standbys(rows: _Rows) -> _Said:
@@ -350,8 +429,193 @@ def _told_of_sizes(rows: _Rows) -> _Said:
     words = [f"Sizes of tables; the largest: {first}."]
     known = known_relations()
     words += [f"{name}: {known[name].about}" for name, _ in sizes[:5] if name in known]
-    advice = [f"{name}: {known[name].do}" for name, _ in sizes[:5] if name in known and known[name].do]
-    return _Said(words, [*advice, _BACK])
+    return _Said(words, [*_steps_of(name for name, _ in sizes[:5]), _BACK])
+
+
+# -- work that goes on, and what is left ---------------------------------------------------------------------
+
+
+def _share(row: Mapping[str, str], done: str, of: str) -> str:
+    """How much of it is done, in words; "" if that is not told."""
+    counts = [row.get(done, ""), row.get(of, "")]
+    if not all(map(_is_count, counts)) or not int(counts[1]):
+        return ""
+    return f", {int(counts[0]) * 100 // int(counts[1])} % of {int(counts[1]):,}"
+
+
+def _told_of_index_builds(rows: _Rows) -> _Said:
+    words, waits = [], []
+    for row in rows:
+        phase = printable(row.get("phase", ""))
+        done = _share(row, "blocks_done", "blocks_total") or _share(row, "tuples_done", "tuples_total")
+        words.append(f"An index is made (pid {printable(row.get('pid', 'not told'))}): {phase}{done}.")
+        if phase.startswith("waiting"):
+            waits.append(printable(row.get("current_locker_pid", "")))
+    if not waits:
+        return _Said([*words, "Reads and writes go on if it is made CONCURRENTLY, as Synapse does."], [])
+    return _Said(
+        [
+            *words,
+            "It waits until transactions that were open before it have ended: it does nothing till then.",
+        ],
+        [
+            (
+                f"see what that one does: SELECT state, xact_start, query FROM pg_stat_activity WHERE pid ="
+                f" {waits[0] or 'PID'}; idle in transaction for long: pg_terminate_backend of it"
+            )
+        ],
+        "look",
+    )
+
+
+def _told_of_vacuums(rows: _Rows) -> _Said:
+    words = [
+        f"VACUUM works on {printable(row.get('relname') or row.get('relid', 'a table'))}"
+        f" (pid {printable(row.get('pid', 'not told'))}): {printable(row.get('phase', ''))}"
+        f"{_share(row, 'heap_blks_scanned', 'heap_blks_total')}."
+        for row in rows
+    ]
+    return _Said(
+        [*words, "Reads and writes of the table go on meanwhile; ALTER TABLE and the like wait."], []
+    )
+
+
+def _told_of_prepared(rows: _Rows) -> _Said:
+    names = several([printable(row.get("gid", "")) for row in rows])
+    return _Said(
+        [
+            (
+                f"Transactions that were prepared and neither committed nor undone: {names}. Each keeps its"
+                " locks, over restarts too, and VACUUM removes no row that was deleted since. Synapse makes"
+                " none."
+            )
+        ],
+        [
+            (
+                "ask the program that made it (owner, database); if that is gone: ROLLBACK PREPARED 'GID'"
+                " (what it did is undone), or COMMIT PREPARED 'GID', in that database. For later:"
+                " max_prepared_transactions = 0 (a restart)"
+            )
+        ],
+        "look",
+    )
+
+
+def _told_of_invalid(rows: _Rows) -> _Said:
+    names = [
+        printable(row.get("indexrelid") or row.get("relname") or row.get("indexrelname") or "one")
+        for row in rows
+        if row.get("indisvalid") in ("f", "false")
+    ]
+    if not names:
+        return _Said(["These indexes are valid (indisvalid t)."], [])
+    return _Said(
+        [
+            (
+                f"Indexes that are not valid: {several(names)}: making one CONCURRENTLY was broken off, or"
+                " failed by rows that are there twice. It costs at each write, and no statement uses it; as a"
+                " unique one it does not keep the rules that Synapse relies on."
+            )
+        ],
+        [
+            (
+                "\\d TABLE shows how it is made. REINDEX INDEX CONCURRENTLY NAME (12 and newer), or DROP"
+                " INDEX CONCURRENTLY NAME and make it again; of a background update: SELECT * FROM"
+                " background_updates. If rows are there twice, it fails and names one: synrepl doctor shows"
+                " those"
+            )
+        ],
+        "look",
+    )
+
+
+_WASTED: Final = ("wastedbytes", "wastedsize", "bloat_size", "waste", "table_waste")
+
+
+def _told_of_bloat(rows: _Rows) -> _Said:
+    wasted: dict[str, float] = {}
+    for row in rows:
+        name = (
+            row.get("tablename") or row.get("relname") or row.get("table_name") or row.get("tblname") or "one"
+        )
+        many = max((_bytes_of(row.get(one, "")) for one in _WASTED), default=-1.0)
+        wasted[name] = max(many, wasted.get(name, 0.0))
+    first = [
+        f"{printable(name)} {size(many)}"
+        for name, many in sorted(wasted.items(), key=lambda one: -one[1])[:3]
+    ]
+    return _Said(
+        [
+            (
+                "An estimate from statistics of how much room of tables and indexes is empty (bloat). Most"
+                f" here: {listed(first)}. PostgreSQL uses that room again; it costs disk, and reads that are"
+                " longer."
+            )
+        ],
+        [
+            (
+                "ANALYZE first, as old statistics mislead it; see what holds VACUUM back (old transactions,"
+                " slots), and autovacuum_vacuum_scale_factor of large tables"
+            ),
+            _BACK,
+            "an index alone: REINDEX INDEX CONCURRENTLY NAME (12 and newer), with room for a second one",
+        ],
+    )
+
+
+def _told_of_checkpoints(rows: _Rows) -> _Said:
+    row = rows[0] if rows else {}
+    counts = [row.get(one, "") for one in ("checkpoints_timed", "checkpoints_req")]
+    if not all(map(_is_count, counts)):
+        return _Said(["How PostgreSQL writes to its disk (pg_stat_bgwriter)."], [])
+    timed, asked = map(int, counts)
+    words = [
+        f"Checkpoints of PostgreSQL: {timed:,} by time, and {asked:,} as much was written (or asked for)."
+    ]
+    if asked <= timed:
+        return _Said(words, [])
+    return _Said(
+        [*words, "More come by amount than by time: the disk is written more often than it need be."],
+        ["raise max_wal_size (a few GB; recovery after a crash takes longer), and look again after a day"],
+        "look",
+    )
+
+
+def _told_of_databases(rows: _Rows) -> _Said:
+    found = {
+        row["datname"]: _bytes_of(next((row[one] for one in row if _SIZED.fullmatch(one)), ""))
+        for row in rows
+    }
+    first = [
+        f"{printable(name)} {size(many)}"
+        for name, many in sorted(found.items(), key=lambda one: -one[1])[:5]
+        if many > 0
+    ]
+    return _Said(
+        [f"Sizes of databases: {listed(first)}."],
+        [
+            (
+                "which tables: SELECT oid::regclass, pg_size_pretty(pg_total_relation_size(oid)) FROM"
+                " pg_class WHERE relkind = 'r' ORDER BY pg_total_relation_size(oid) DESC LIMIT 20"
+            )
+        ],
+    )
+
+
+def _told_of_settings(rows: _Rows) -> _Said:
+    said = {
+        row["name"]: _SETTINGS[row["name"]](printable(row["setting"][:MAX_CELL]))
+        for row in rows
+        if row["name"] in _SETTINGS
+    }
+    if not said:
+        return _Said(["Settings of PostgreSQL (pg_settings)."], [])
+    severities = [one.severity for one in said.values()]
+    return _Said(
+        [f"{name}: {word}" for name, one in said.items() for word in one.words],
+        list(dict.fromkeys(step for one in said.values() for step in one.advice)),
+        next((one for one in ("error", "look") if one in severities), ""),
+    )
 
 
 # -- PgBouncer -----------------------------------------------------------------------------------------------
@@ -362,9 +626,13 @@ _HELD: Final = (
     " processes together"
 )
 _ENLARGE: Final = (
-    "raise default_pool_size in pgbouncer.ini (20 if not set), or pool_size of that database in [databases],"
-    " to that sum, and max_connections of PostgreSQL above it; or lower cp_max in database: args. synrepl"
-    " inspect --files tells the sum"
+    "raise default_pool_size in pgbouncer.ini (20 if not set), or pool_size of that database in [databases]:"
+    " for Synapse to the sum of cp_max of all its processes, which synrepl inspect --files tells;"
+    " max_connections of PostgreSQL must be above it. Or lower cp_max in database: args"
+)
+_LONG_ONES: Final = (
+    "or find what keeps them: SELECT pid, state, xact_start, query FROM pg_stat_activity WHERE xact_start IS"
+    " NOT NULL ORDER BY xact_start"
 )
 
 
@@ -384,8 +652,13 @@ def _told_of_pools(rows: _Rows) -> _Said:
     words = [f"Clients wait for a connection to PostgreSQL, as the pool has no more: {told}."]
     if any(row.get("pool_mode", "session") == "session" for row in full):
         words.append(f"{_HELD}.")
+    if any(row.get("pool_mode") == "transaction" for row in full):
+        words.append(
+            "In the mode transaction a connection in use is in a transaction: long ones, or ones that stand"
+            " open, keep the others waiting. Synapse must not have that mode, but session."
+        )
     words.append("After query_wait_timeout (120 s if not set) PgBouncer closes a client that waits.")
-    return _Said(words, [_ENLARGE], "error")
+    return _Said(words, [_ENLARGE, _LONG_ONES], "error")
 
 
 def _told_of_pooled_databases(rows: _Rows) -> _Said:
@@ -430,10 +703,11 @@ def _told_of_pooler_settings(rows: _Rows) -> _Said:
 # -- plans ---------------------------------------------------------------------------------------------------
 
 _WHOLE: Final = re.compile(
-    r"Seq Scan on (?P<table>\w{1,63}).{0,200}?actual time=[\d.]{1,50} rows=(?P<rows>[\d.]{1,20})"
-    r" loops=(?P<loops>\d{1,12})",
+    r"Seq Scan on (?P<table>\w{1,63})(?:.{0,200}?actual time=[\d.]{1,50} rows=(?P<rows>[\d.]{1,20})"
+    r" loops=(?P<loops>\d{1,12})|.{0,100}?\brows=(?P<guessed>\d{1,15}) )",
     re.ASCII,
 )
+"""A table that is read as a whole: how many rows that were, or are guessed to be."""
 _FILTERED: Final = re.compile(r"Rows Removed by Filter: (?P<rows>\d{1,15})", re.ASCII)
 _TOOK: Final = re.compile(r"Execution Time: (?P<ms>[\d.]{1,20}) ms", re.ASCII)
 MANY_ROWS: Final = 100_000
@@ -455,9 +729,12 @@ def _told_of_plan(rows: _Rows) -> _Said:
         removed = next(
             (int(one["rows"]) for text in lines[at + 1 : at + 4] if (one := _FILTERED.search(text))), 0
         )
-        read = int(float(found["rows"]) + removed) * int(found["loops"])
+        read = int(float(found["rows"] or found["guessed"]) + removed) * int(found["loops"] or 1)
         whole[found["table"]] = max(read, whole.get(found["table"], 0))
-    large = {name: read for name, read in whole.items() if read >= MANY_ROWS}
+    by_size = sorted(whole.items(), key=lambda one: -one[1])
+    large = {name: read for name, read in by_size if read >= MANY_ROWS}
+    if took is None and large:
+        words.append("The numbers of rows are guesses of PostgreSQL; EXPLAIN (ANALYZE, BUFFERS) counts them.")
     if took is not None and took < 1 and large:
         return _Said([*words, "It reads a large table as a whole, and is quick all the same."], [])
     if not large:
@@ -481,6 +758,68 @@ def _told_of_plan(rows: _Rows) -> _Said:
                 "if it is a statement of Synapse, and its indexes are all there: update, as newer releases"
                 " may ask otherwise"
             ),
+            *_steps_of(large),
+        ],
+        "look",
+    )
+
+
+def _steps_of(names: Iterable[str]) -> list[str]:
+    """What else helps with these tables of Synapse."""
+    known = known_relations()
+    return [f"{name}: {known[name].do}" for name in names if name in known and known[name].do]
+
+
+# -- statements ----------------------------------------------------------------------------------------------
+
+QUOTE: Final = "'"
+"""Where the first literal of a statement begins: what comes after it may be a secret."""
+SLOW: Final = 1_000.0
+"""From how many milliseconds on average a statement is slow."""
+_SPENT: Final = ("total_exec_time", "total_time", "total", "total_ms", "ms")
+_EACH: Final = ("mean_exec_time", "mean_time", "mean", "avg", "avg_time", "mean_ms")
+
+
+def _milliseconds(row: Mapping[str, str], names: Sequence[str]) -> float:
+    """What one of these columns has, in ms; 0: none has any."""
+    for text in (row[name] for name in names if name in row):
+        if (lasted := _lasted(text)) >= 0:
+            return lasted * 1000.0
+        if _SIZE.fullmatch(plain := text.replace(",", "")):
+            return float(plain)
+    return 0.0
+
+
+def _told_of_statements(rows: _Rows) -> _Said:
+    spent = []
+    for row in rows:
+        calls, total, each = (row.get("calls", ""), _milliseconds(row, _SPENT), _milliseconds(row, _EACH))
+        count = int(calls.replace(",", "")) if _is_count(calls.replace(",", "")) else 0
+        spent.append((total or each * count, each or total / max(1, count), count, row.get("query", "")))
+    total, each, count, query = max(spent, default=(0.0, 0.0, 0, ""))
+    if not total:
+        return _Said(["Statements and how often they ran (pg_stat_statements)."], [])
+    words = [
+        (
+            "Statements by the time that PostgreSQL spent on them since pg_stat_statements_reset(), or since"
+            f" they were counted. Most in this text: {total / 1000:,.1f} s in {count:,} calls, {each:,.3g} ms"
+            f" each: {excerpt(query.partition(QUOTE)[0])}"
+        ),
+        "A large sum may come of many calls: that is load, and by itself no fault.",
+    ]
+    slow = sorted((one for one in spent if one[1] >= SLOW), reverse=True)
+    tables = [name for name in known_relations() for one in slow if re.search(rf"\b{name}\b", one[3])]
+    if not slow:
+        return _Said([*words, "None here takes a second on average."], [])
+    return _Said(
+        [f"{counted(len(slow), 'statement')} here takes a second or more on average.", *words],
+        [
+            (
+                "EXPLAIN (ANALYZE, BUFFERS) of a SELECT among these, with values (it runs it); ANALYZE of its"
+                " tables after a restore or an upgrade; SELECT * FROM background_updates for an index that is"
+                " still to be made"
+            ),
+            *_steps_of(dict.fromkeys(tables)),
         ],
         "look",
     )
@@ -668,6 +1007,23 @@ _VIEWS: Final = (
         "pg_stat_activity",
         _told_of_sessions,
     ),
+    _View((frozenset({"query", "calls"}),), "pg_stat_statements", _told_of_statements),
+    _View(
+        (frozenset({"phase", "lockers_total"}), frozenset({"phase", "index_relid"})),
+        "pg_stat_progress_create_index",
+        _told_of_index_builds,
+    ),
+    _View((frozenset({"phase", "heap_blks_total"}),), "pg_stat_progress_vacuum", _told_of_vacuums),
+    _View((frozenset({"gid", "prepared"}),), "pg_prepared_xacts", _told_of_prepared),
+    _View((frozenset({"indisvalid"}),), "pg_index", _told_of_invalid),
+    _View(tuple(frozenset({one}) for one in _WASTED), "bloat", _told_of_bloat),
+    _View((frozenset({"checkpoints_timed", "checkpoints_req"}),), "pg_stat_bgwriter", _told_of_checkpoints),
+    _View(
+        (frozenset({"datname", "pg_size_pretty"}), frozenset({"datname", "size"})),
+        "sizes of databases",
+        _told_of_databases,
+    ),
+    _View((frozenset({"name", "setting"}),), "pg_settings", _told_of_settings),
     _View((frozenset({"n_dead_tup"}),), "pg_stat_user_tables", _told_of_dead_rows),
     _View((frozenset({"datname", "age"}), frozenset({"relname", "age"})), "ages", _told_of_ages),
 )

@@ -104,10 +104,14 @@ _OF_CLIENTS: Final = frozenset(
 )
 """Packages of programs that ask Synapse, which it does not use itself."""
 
+_OF_SERVERS: Final = ("db_", "pg_", "redis_")
+"""How the kinds of what a server said begin: the package that passed it on has no part in it."""
+
 
 def in_package(passage: Passage, package: str) -> Passage:
     """Say of what failed that it did so in a package of other authors: a module, or a library."""
-    if passage.severity != "error" or not package or package in _OF_SYNAPSE:
+    is_of_package = package and package not in _OF_SYNAPSE and not passage.kind.startswith(_OF_SERVERS)
+    if passage.severity != "error" or not is_of_package:
         return passage
     name = printable(package)
     if package in _OF_CLIENTS:
