@@ -14,6 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from synrepl.homeserver.explanation.pasted_lines import REDIS, LoggedText, without_cut
+from synrepl.homeserver.explanation.text_index import HeadIndex, WordIndex
 from synrepl.wire.dialect import Release, Span, parse_release
 
 Severity = Literal["error", "look", "normal"]
@@ -88,6 +89,9 @@ _PLACES: Final = {
 }
 
 
+_WHOLE_WORD: Final = re.compile(r"(?<![\w\0])\w+(?![\w\0])", re.ASCII)
+
+
 class _Pattern:
     """One pattern of a message: the forms that have it differ in level and release."""
 
@@ -111,6 +115,10 @@ class _Pattern:
             body = body.removesuffix(".*?)") + ".+)"
         # A word must not go on: "stream" is not the beginning of "streams".
         end = r"(?!\w)" if parts[-1][-1:].isalnum() else ""
+        # A word beside a value, or at an open end, may go on.
+        whole = "\0".join(self.literals) + ("" if end else "\0")
+        self.words = _WHOLE_WORD.findall(whole)
+        """The words that every text with this pattern has."""
         self._compiled: re.Pattern[str] | None = None
         self._anywhere: re.Pattern[str] | None = None
         self.body = body + end
@@ -230,25 +238,6 @@ def _since(span: Span) -> Release:
     return span.since
 
 
-_HEAD: Final = 4
-
-
-class _Index:
-    """Patterns by the first characters of a text, in the order given."""
-
-    def __init__(self, patterns: list[_Pattern]) -> None:
-        heads = {id(one): one.literals[0][:_HEAD] for one in patterns if len(one.literals[0]) >= _HEAD}
-        self._anywhere = [one for one in patterns if id(one) not in heads]
-        # A text that is shorter than a head can only be of a pattern that has as little of its own.
-        self._short = [one for one in self._anywhere if sum(map(len, one.literals)) < _HEAD]
-        self._by_head = {
-            head: [one for one in patterns if heads.get(id(one), head) == head] for head in {*heads.values()}
-        }
-
-    def __getitem__(self, text: str) -> list[_Pattern]:
-        return self._by_head.get(text[:_HEAD], self._anywhere if len(text) >= _HEAD else self._short)
-
-
 class _Patterns:
     """All patterns, found by logger, or by the beginning of a text; those with the most letters first."""
 
@@ -267,26 +256,27 @@ class _Patterns:
             self.by_logger.setdefault(pattern.message.logger, []).append(pattern)
             self.by_text.setdefault(pattern.body, []).append(pattern)
         others = [one for one in found if one.message.logger != REDIS]
-        self.without_logger = _Index(others)
-        self.of_other_logger = _Index([one for one in others if one.is_raised or one.weight >= DISTINCT])
+        self.without_logger = HeadIndex(others)
+        self.of_other_logger = HeadIndex(one for one in others if one.is_raised or one.weight >= DISTINCT)
         order = {id(one): place for place, one in enumerate(messages)}
-        self.anywhere = [
+        anywhere = [
             one
             for one in sorted(found, key=lambda one: order[id(one.message)])
             if one.is_raised and one.weight >= (DISTINCT if one.message.logger else TELLING)
         ]
         self.all = found
-        self.of_database = [
+        self.anywhere = WordIndex(anywhere)
+        self.of_database = WordIndex(
             one
-            for one in self.anywhere
+            for one in anywhere
             if one.message.key.startswith(("db_", "pg_")) and one.message.key != ADDRESSED
-        ]
+        )
         # A password that is refused is in Redis' own log that of its master.
-        self.of_redis = [
+        self.of_redis = WordIndex(
             one
-            for one in self.anywhere
+            for one in anywhere
             if one.message.key.startswith("redis_") and one.message.key != "redis_password"
-        ]
+        )
 
     def of_family(self, logger: str) -> Iterator[_Pattern]:
         """Yield the patterns of a logger, then those of the loggers that stand for it in other releases."""
@@ -367,9 +357,9 @@ def find_reason(text: str) -> Match | None:
     return _find_anywhere(found.text, _patterns().of_database) or found
 
 
-def _find_anywhere(text: str, patterns: "list[_Pattern]") -> Match | None:
+def _find_anywhere(text: str, patterns: WordIndex[_Pattern]) -> Match | None:
     text = text[:_LONGEST]
-    for pattern in patterns if len(text) >= TELLING else ():
+    for pattern in patterns[text] if len(text) >= TELLING else ():
         if found := pattern.search(text):
             return Match(pattern, text[found.start() :], found.groups(), "", "")
     return None
