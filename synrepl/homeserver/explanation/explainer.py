@@ -17,6 +17,7 @@ import msgspec
 from synrepl.homeserver.explanation.addresses import of_redis_client
 from synrepl.homeserver.explanation.background_updates import started_update, with_update
 from synrepl.homeserver.explanation.cache_figures import CACHES, CacheFigures
+from synrepl.homeserver.explanation.database import SCHEMA_LOOKED_AT, with_schema_check
 from synrepl.homeserver.explanation.details import NOT_BY_DATA
 from synrepl.homeserver.explanation.entries import PastedEntry, entries
 from synrepl.homeserver.explanation.excerpts import MAX_TEXT, without_secrets
@@ -243,6 +244,7 @@ class _Explainer:
         self._refusals = Refusals()
         self._late = LateStreams()
         self._update = ""
+        self._is_at_schema = False
         self._failed: deque[tuple[int, str]] = deque(maxlen=MAX_FAILED)
         self._samples: dict[str, tuple[list[Sample], list[int], int]] = {}
         self._caches = CacheFigures()
@@ -259,6 +261,7 @@ class _Explainer:
             match = next((found for text in texts if (found := find_cut(text))), None)
             self._cut += match is not None
         is_told = match is not None and self._add_message(match, entry, header)
+        self._is_at_schema = match is not None and SCHEMA_LOOKED_AT.match(match.text) is not None
         if match is not None and is_told and match.message.key not in _WITH_TOKENS:
             return
         passages = self._explain_texts(texts, entry)
@@ -329,6 +332,9 @@ class _Explainer:
         )
         if passage is not None and fault is not None and _is_of(fault, passage):
             passage = with_fault(passage, fault)
+        is_unknown = entry.is_cut or not entry.exceptions
+        if passage is not None and passage.kind == "startup_failed" and self._is_at_schema and is_unknown:
+            passage = with_schema_check(passage, entry.frames)
         if passage is not None and passage.kind == "update_failed":
             passage = with_update(passage, self._update)
         if passage is not None:

@@ -121,7 +121,7 @@ class LateStreams:
         )
 
     def _with_no_end(self, passage: Passage) -> Passage:
-        """Say of a wait that this text does not tell what became of it, and what it is where that is known."""
+        """Say of a wait that this text does not tell its end, and what it is where that is known."""
         is_whole = passage.count > len(passage.lines)  # of all waits, of which the first lines are kept
         row = _wait(passage, "", 0)
         ongoing = [
@@ -148,8 +148,10 @@ class LateStreams:
             passage,
             words=[first, *words, _NO_END, fault.sentence],
             advice=[
-                f"see how it ends: a line Finished with {stream} after it is normal; none, or Timed out, is"
-                " the fault",
+                (
+                    f"see how it ends: a line Finished with {stream} after it is normal; none, or Timed out,"
+                    " is the fault"
+                ),
                 *fault.steps,
             ],
             severity="look",

@@ -32,6 +32,7 @@ _SENDS_ROWS: Final = (
 )
 
 PARTS: Final = {
+    "synapse/metrics/__init__.py": "a metric that was asked for, and nothing else",
     "synapse/replication/tcp/resource.py": _SENDS_ROWS,
     "synapse/replication/tcp/handler.py": "what a process does with the commands and rows of the others",
     "synapse/replication/http/": "a request between two processes",
