@@ -46,6 +46,7 @@ from synrepl.homeserver.explanation.psql import (
     is_logged_statement,
     progress_sentence,
 )
+from synrepl.homeserver.explanation.psql_descriptions import Descriptions
 from synrepl.homeserver.explanation.redis_output import RedisOutput
 from synrepl.homeserver.explanation.redis_server import BROKEN_INTO
 from synrepl.homeserver.explanation.results import (
@@ -139,6 +140,7 @@ KINDS: Final = {
     "no_way_out": "homeservers of which none is reached",
     USED_UP: "a transaction of the database of which all tries failed",
     "sql_table": "a table of the homeserver's database",
+    "described_table": "a table as psql describes it (`\\d TABLE`)",
     "statement": "a statement to the database",
     "metric": "metrics of a process",
     "redis_clients": "the connections to Redis",
@@ -238,6 +240,7 @@ class _Explainer:
         self._cut = 0
         self._statement: Statement | None = None
         self._redis = RedisOutput()
+        self._described = Descriptions()
         self._places: dict[str, list[int]] = {}
         self._others = OtherServers()
         self._retries = Retries()
@@ -352,6 +355,8 @@ class _Explainer:
         table, statement = entry.table, self._statement
         if table is not None:
             self._lines += table.lines
+            if self._described.takes_columns(table):
+                return True
             if (read := explain_table(table, statement)) is None:
                 self._unrecognized[""] += table.lines
             else:
@@ -362,7 +367,7 @@ class _Explainer:
         elif samples := read_samples(entry.line):
             for sample in samples:
                 self._add_sample(sample, entry.number)
-        elif self._redis.takes(entry.line, entry.number):
+        elif self._described.takes(entry.line, entry.number) or self._redis.takes(entry.line, entry.number):
             pass
         elif not is_comment(entry.line) and not is_footer(entry.line):
             return False
@@ -499,6 +504,7 @@ class _Explainer:
                 passage = self._caches.told(passage)
             passages.append(msgspec.structs.replace(passage, lines=lines[:MAX_NUMBERS], count=count))
         passages += self._redis.passages()
+        passages += self._described.passages()
         if compared := self._compared():
             passages.append(compared)
         if unreached := self._others.passage():
