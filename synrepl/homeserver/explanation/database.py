@@ -139,7 +139,7 @@ def _schema(match: Match, writers: Writers) -> Passage | None:
             " main process too, where it was set back"
         ),
         (
-            "to stay with the older release: the backup of before the upgrade has its schema; what was stored"
+            "to stay with this release: the backup of before the upgrade has its schema; what was stored"
             " since is then lost"
         ),
     ]
