@@ -991,6 +991,8 @@ def test_a_start_that_ends_elsewhere_is_not_of_the_schema() -> None:
     [
         logged("storage.txn", "WARNING", "[TXN OPERROR] {x-1} server closed the connection unexpectedly 0/5"),
         logged("app", "CRITICAL", "Rollback failed").replace("synapse.app", "twisted"),
+        logged("app", "CRITICAL", "Rollback failed").replace("synapse.app", "twisted")
+        + traced("synapse/storage/database.py", "    conn.rollback()"),
     ],
 )
 def test_releases_that_keep_a_dead_connection_are_named(line: str) -> None:
