@@ -55,6 +55,7 @@ from synrepl.homeserver.merging import (
     as_mapping,
     merge_files,
 )
+from synrepl.homeserver.misplaced import find_misplaced
 from synrepl.homeserver.poolers import (
     Pooler,
     find_shared_sessions,
@@ -212,10 +213,11 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     those of two processes on one machine, or of two listeners of one: the port, the first process, the
     second, and its file. `misspelled` are keys that are no settings. `read_by_main` are files of workers in a
     folder of the main process, each with the key that makes it a worker's. `left_in` is a worker's file with
-    the listeners of the main process, if no file is the main process'. `in_values` are hosts that are none,
-    and databases whose connections a pooler shares. `unread` is what could not be read of the files, and
-    `notes` what is worth a note. `release` is the one that was given, and `has_workers` says whether the file
-    of a worker was, and `has_unknown_names` whether a template's mark was left in the name of one.
+    the listeners of the main process, if no file is the main process'. `in_values` are keys of caches at the
+    wrong level, hosts that are none, and databases whose connections a pooler shares. `unread` is what could
+    not be read of the files, and `notes` what is worth a note. `release` is the one that was given, and
+    `has_workers` says whether the file of a worker was, and `has_unknown_names` whether a template's mark was
+    left in the name of one.
     """
 
     server_name: str
@@ -333,7 +335,8 @@ class _ConfigurationLoader:
                 " judged; give all files of each process",
             )
         misspelled = tuple(dict.fromkeys(self._misspelled()))
-        told = frozenset(one.key for one in misspelled)
+        misplaced = find_misplaced(self._configs)
+        told = frozenset((*(one.key for one in misspelled), *misplaced))
         self._notes += notes_on_values(self._configs, self._release, told=told)
         for one in self._merged.unfilled:
             self._miss(
@@ -414,6 +417,7 @@ class _ConfigurationLoader:
             read_by_main=tuple(self._merged.read_by_main) if self._main.is_main else (),
             left_in=None if self._main.is_main else self._left_in(),
             in_values=(
+                *misplaced.values(),
                 *find_wrong_hosts(self._configs, self._release, self._given_release),
                 *find_shared_sessions(self._configs, self._poolers),
                 *find_workers_on_sqlite(self._configs),

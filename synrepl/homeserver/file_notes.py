@@ -60,7 +60,7 @@ def _unknown_keys(configs: Sequence[ProcessConfig], told: frozenset[str]) -> Ite
                 f"{section}.{name}"
                 for one in below
                 for name in as_mapping(one)
-                if isinstance(name, str) and f"{section}.{name}" not in known
+                if isinstance(name, str) and f"{section}.{name}" not in {*known, *told}
             ]
             for name in [key] if key not in known else wrong:
                 by_file.setdefault(config.origin(key), {}).setdefault(name)

@@ -80,6 +80,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "wrong_writers": "a key of `stream_writers` has several writers where one is allowed, or none",
         "refused_key": "a key that the release refuses: the process does not start",
         "misspelled_key": "a key that is no setting, and like one that says who does what, or lists workers",
+        "misplaced_key": "a key of caches at a level where Synapse does not look for it",
         "refused_at_start": "a key that is read, and with which the process ends as it starts",
         "mixed_releases": "processes are of different releases: the older ones cannot read all",
         "different_writers": "processes have different `stream_writers`",

@@ -935,3 +935,113 @@ def test_each_message_has_a_key_of_its_own() -> None:
 def test_each_fault_of_what_failed_has_a_cure() -> None:
     """A release, or steps; nothing is to be done only for what is harmless."""
     assert [one.source for one in known_faults() if not one.steps and one.severity in ("", "error")] == []
+
+
+NEWER = (
+    "Expected database schema version 64 but got 65: run the main synapse process to upgrade the database"
+    " schema before starting worker processes."
+)
+
+
+def test_a_schema_that_is_newer_is_not_mended_by_the_main_process() -> None:
+    """A release that was set back (matrix-org/synapse#11252)."""
+    text = said(explain(NEWER).passages[0])
+
+    assert "no main process sets a schema back" in text
+    assert "start all processes with the newer release again" in text
+    assert "Nothing is damaged" in text
+
+
+STARTING = (
+    logged("storage.prepare_database", "INFO", "['main', 'state']: Existing schema is 63 (+3 deltas)")
+    + logged("storage.prepare_database", "INFO", "Checking schema deltas for v63")
+    + logged("app._base", "ERROR", "Exception during startup")
+    + "Traceback (most recent call last):\n"
+    '  File "/x/synapse/app/{}.py", line 480, in start\n    hs.setup()\n'
+    '  File "/x/synapse/server.py", line 310, in setup\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("app", "words"),
+    [
+        ("generic_worker", "start the main process of the new release first"),
+        ("federation_sender", "start the main process of the new release first"),
+        ("homeserver", "a step of the upgrade failed"),
+        ("_base", "If it is a worker"),
+    ],
+)
+def test_a_start_that_ends_at_the_schema_is_told(app: str, words: str) -> None:
+    """The exception is cut off, and main makes the steps of the schema (matrix-org/synapse#10793)."""
+    found = explain(STARTING.format(app))
+
+    assert words in said(found.passages[0])
+    assert ("It is a worker" in found.summary) == (app not in ("homeserver", "_base"))
+
+
+def test_a_start_that_ends_elsewhere_is_not_of_the_schema() -> None:
+    other = STARTING.format("generic_worker").replace("Checking schema deltas for v63", "Setting up server")
+    other = other.replace("Existing schema is 63 (+3 deltas)", "Checking existing schema version")
+
+    assert "looked at the schema" not in said(explain(other).passages[0])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        logged("storage.txn", "WARNING", "[TXN OPERROR] {x-1} server closed the connection unexpectedly 0/5"),
+        logged("app", "CRITICAL", "Rollback failed").replace("synapse.app", "twisted"),
+        logged("app", "CRITICAL", "Rollback failed").replace("synapse.app", "twisted")
+        + traced("synapse/storage/database.py", "    conn.rollback()"),
+    ],
+)
+def test_releases_that_keep_a_dead_connection_are_named(line: str) -> None:
+    """Known of 1.21 to 1.23 (matrix-org/synapse#8574)."""
+    text = said(explain(line).passages[0])
+
+    assert "cp_reconnect: true" in text
+    assert "1.24" in text
+
+
+def test_a_password_of_redis_that_nobody_set_may_be_a_strangers() -> None:
+    text = said(explain("NOAUTH Authentication required.").passages[0])
+
+    assert "CONFIG SET requirepass" in text
+    assert "do not give that password to Synapse" in text
+    assert "Close the port" in text
+
+
+def test_a_directory_without_a_position_is_a_known_fault() -> None:
+    """Of 1.27 (matrix-org/synapse#9420)."""
+    trace = traced(
+        "synapse/storage/databases/main/state_deltas.py",
+        "TypeError: int() argument must be a string, a bytes-like object or a number, not 'NoneType'",
+    )
+    head = logged(
+        "metrics.background_process_metrics",
+        "ERROR",
+        "Background process 'user_directory.notify_new_event' threw an exception",
+    )
+    text = said(explain(head + trace).passages[0])
+
+    assert "mended in 1.28" in text
+    assert "nothing is damaged" in text
+    assert "By its kind" not in text
+    assert "background updates" in text
+
+
+def test_a_metric_that_a_development_version_lacks_is_known() -> None:
+    """Replication itself is well (matrix-org/synapse#7189)."""
+    trace = traced(
+        "synapse/replication/tcp/resource.py",
+        "AttributeError: 'ServerReplicationStreamProtocol' object has no attribute 'replication_streams'",
+    )
+    trace = trace.replace("\n", '\n  File "/x/synapse/metrics/__init__.py", line 74, in collect\n', 1)
+    found = explain(logged("metrics", "ERROR", "Exception running callback for LaterGauge(x)") + trace)
+    text = said(found.passages[0])
+
+    assert "replication goes on" in text
+    assert "they are not told" not in text
+    assert "run a release" in text
+    assert "pip check" not in text
+    assert found.passages[0].severity == "look"

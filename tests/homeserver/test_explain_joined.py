@@ -503,3 +503,61 @@ def test_wait_that_a_request_gave_up_is_joined_with_the_stream_that_came() -> No
 
     assert not any("is not broken" in word for word in alone.words)
     assert any("is not broken" in word for word in late.words)
+
+
+STUCK = (
+    "2023-02-19 03:48:{} - synapse.replication.tcp.client - 372 - INFO - {} - Waiting for repl stream"
+    " '{}' to reach 74 (persister){}\n"
+)
+OVER = (
+    "2023-02-19 03:48:09,000 - synapse.replication.tcp.client - 384 - INFO - PUT-165 - Finished waiting for"
+    " repl stream 'backfill' to reach 74 (persister)\n"
+)
+
+
+def test_wait_without_its_end_is_told_where_releases_have_the_fault() -> None:
+    """It is the line before the one that tells of the fault (matrix-org/synapse#15136)."""
+    found = explain(STUCK.format("05,726", "PUT-165", "backfill", ""))
+    [first] = found.passages
+
+    assert first.severity == "look"
+    assert "#15136" in " ".join(first.words)
+    assert "Nothing is lost" in " ".join(first.words)
+    assert any("update to 1.78" in step for step in first.advice)
+    assert any("restart" in step for step in first.advice)
+    assert "no end in this text" in found.summary
+    assert "nothing failed" not in found.summary
+
+
+def test_wait_with_its_end_is_normal() -> None:
+    found = explain(STUCK.format("05,726", "PUT-165", "backfill", "") + OVER)
+
+    assert {one.severity for one in found.passages} == {"normal"}
+
+
+def test_one_of_many_waits_without_its_end_is_told() -> None:
+    pairs = "".join(
+        STUCK.format("05,726", f"PUT-{number}", "backfill", "").replace("74", str(number))
+        + OVER.replace("PUT-165", f"PUT-{number}").replace("74", str(number))
+        for number in range(40)
+    )
+
+    assert explain(pairs).summary == "Of what is known here, nothing failed."
+    assert "no end in this text" in explain(pairs + STUCK.format("09,1", "PUT-99", "backfill", "")).summary
+
+
+@pytest.mark.parametrize(("stream", "current"), [("events", ""), ("backfill", "; currently at: 70")])
+def test_wait_without_its_end_is_said_so(stream: str, current: str) -> None:
+    """No fault is known of these: it is normal, but its end is not in the text."""
+    [first] = explain(STUCK.format("05,726", "PUT-165", stream, current)).passages
+
+    assert first.severity == "normal"
+    assert "no end of it" in " ".join(first.words)
+
+
+def test_wait_that_was_given_up_has_its_end() -> None:
+    given_up = STUCK.format("10,727", "PUT-165", "backfill", "").replace("INFO", "ERROR")
+    given_up = given_up.replace("Waiting for repl", "Timed out waiting for repl")
+    found = explain(STUCK.format("05,726", "PUT-165", "backfill", "") + given_up)
+
+    assert "no end" not in " ".join(word for one in found.passages for word in one.words)

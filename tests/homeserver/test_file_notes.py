@@ -44,7 +44,7 @@ def notes(folder: Path, kind: str, *rest: str, **files: dict[str, Any]) -> list[
         # The name of a limit in Synapse's code, and of no key.
         (["rc_messages"], ["`rc_messages` (did you mean rc_message?)"]),
         (["rc_messages_per_second", "rc_message_burst_count"], []),
-        (["cache_autotuning"], ["`cache_autotuning` (it is a key below `caches`)"]),
+        (["track_memory_usage"], ["`track_memory_usage` (it is a key below `caches`)"]),
         (["enabled"], ["`enabled` in"]),
         ([f"key{n}" for n in range(12)], ["`key9` and 2 more in"]),
         (["x-common", ".anchor", "_base", "use_presence", "enable_group_creation", "no_tls"], []),
@@ -60,10 +60,7 @@ def test_a_key_that_is_no_setting(tmp_path: Path, keys: list[str], told: list[st
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        (
-            {"caches": {"event_cache_size": "10K"}},
-            "`caches.event_cache_size` (it is a key at the top, not below",
-        ),
+        ({"caches": {"presence": {}}}, "`caches.presence` (it is a key at the top, not below"),
         ({"redis": {"enabled": True, "db": 1}}, "`redis.db` (it is `redis.dbid`)"),
         ({"redis": {"enabled": True, "ssl": True}}, "`redis.ssl` (it is `redis.use_tls`)"),
         ({"redis": {"enabled": True, "sentinels": ["a"]}}, "knows neither Sentinel nor a cluster"),
@@ -73,6 +70,27 @@ def test_a_key_that_has_another_name_or_place(tmp_path: Path, keys: dict[str, An
     [found] = notes(tmp_path, "unknown_key", homeserver={**WHOLE, **keys})
 
     assert told in found
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"cache_autotuning": TUNING}, ["nothing limits the memory", "`caches: cache_autotuning`"]),
+        ({"caches": TUNING}, ["nothing limits the memory", "`caches: cache_autotuning: max_cache_memory"]),
+        ({"global_factor": 2}, ["default factor, 0.5", "`caches: global_factor`"]),
+        ({"caches": {"event_cache_size": "10K"}}, ["default size, 10K", "`event_cache_size`"]),
+        ({"cache_autotuning": TUNING, "caches": {"cache_autotuning": TUNING}}, []),
+        ({"event_cache_size": "10K", "caches": {"global_factor": 2}}, []),
+    ],
+)
+def test_a_key_of_caches_at_the_wrong_level(tmp_path: Path, keys: dict[str, Any], told: list[str]) -> None:
+    """It is a finding with its consequence, and not noted again."""
+    found = run(*write(tmp_path, homeserver={**WHOLE, **keys}), code=UNWELL if told else WELL)
+    wrong = [one for one in found["findings"] if one["kind"] == "misplaced_key"]
+
+    assert bool(told) == bool(wrong)
+    assert all(one in f"{wrong[0]['why']} {wrong[0]['remedy']}" for one in told)
+    assert not told or [] == [one for one in found["notes"] if one["kind"] == "unknown_key"]
 
 
 @pytest.mark.parametrize(

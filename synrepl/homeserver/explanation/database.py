@@ -1,7 +1,7 @@
 """What the database says of one statement, row, lock, login or schema."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -120,12 +120,69 @@ def _schema(match: Match, writers: Writers) -> Passage | None:
     versions = [int(one) for one in match.values if one.isdigit()]
     if len(versions) != 2 or versions[0] >= versions[1]:
         return None
-    words = (
-        f"The schema of the database ({versions[1]}) is newer than the release of this process"
-        f" ({versions[0]}), which refuses to start."
+    words = [
+        (
+            f"The schema of the database ({versions[1]}) is newer than the release of this process"
+            f" ({versions[0]}), which refuses to start."
+        ),
+        (
+            "A newer release was here and upgraded the schema: this process was not updated with the others,"
+            " or was set back. The line's own advice, to run the main process, is of the opposite case: no"
+            " main process sets a schema back. Before 1.47 a main process may run on a schema that is a"
+            " little newer while the workers of its release do not (matrix-org/synapse#11255)."
+        ),
+        "Nothing is damaged: this process has changed nothing.",
+    ]
+    advice = [
+        (
+            f"start all processes with the newer release again, of which the schema is {versions[1]}: the"
+            " main process too, where it was set back"
+        ),
+        (
+            "to stay with this release: the backup of before the upgrade has its schema; what was stored"
+            " since is then lost"
+        ),
+    ]
+    return passage_of(match, words, advice, [])
+
+
+SCHEMA_LOOKED_AT: Final = re.compile(
+    r"Checking schema deltas for v|.{1,100}: Existing schema is \d", re.ASCII
+)
+"""Messages after which a process at an older schema ends its start."""
+
+_APP: Final = re.compile(r"synapse/app/(?!_base|homeserver)\w+\.py", re.ASCII)
+_OF_OLD_SCHEMA: Final = (
+    "the schema of the database lacks steps that this worker's release needs, which only the main process"
+    " makes (the missing line then has Database schema delta, or Expected database schema version). Then"
+    " nothing is damaged"
+)
+_MAIN_FIRST: Final = (
+    "start the main process of the new release first, and wait until it is up: it upgrades the database"
+    " (update_synapse_database does that alone too). Then start the workers of the same release"
+)
+
+
+def with_schema_check(passage: Passage, frames: Sequence[str]) -> Passage:
+    """Say of a start that ended right after the check of the schema, without its exception, what ended it."""
+    is_worker = any(_APP.fullmatch(frame) for frame in frames)
+    if not is_worker and "synapse/app/homeserver.py" in frames:
+        told = (
+            "It ended right after the process looked at the schema: a step of the upgrade failed, or what the"
+            " main process looks at next. The missing line tells which."
+        )
+        return msgspec.structs.replace(passage, words=[*passage.words, told], cause=told)
+    told = (
+        "It is a worker, and its start ended right after it looked at the schema: most likely"
+        f" {_OF_OLD_SCHEMA}."
+        if is_worker
+        else "It ended right after the process looked at the schema. If it is a worker: most likely"
+        f" {_OF_OLD_SCHEMA}. If it is the main process, a step of the upgrade failed."
     )
-    return passage_of(
-        match, [words], ["start this process with the release that the main process has or had"], []
+    first, *more = passage.words
+    step = _MAIN_FIRST if is_worker else f"for a worker: {_MAIN_FIRST}"
+    return msgspec.structs.replace(
+        passage, words=[first, told, *more], advice=[step, *passage.advice], cause=told
     )
 
 

@@ -17,6 +17,7 @@ import msgspec
 from synrepl.homeserver.explanation.addresses import of_redis_client
 from synrepl.homeserver.explanation.background_updates import started_update, with_update
 from synrepl.homeserver.explanation.cache_figures import CACHES, CacheFigures
+from synrepl.homeserver.explanation.database import SCHEMA_LOOKED_AT, with_schema_check
 from synrepl.homeserver.explanation.details import NOT_BY_DATA
 from synrepl.homeserver.explanation.entries import PastedEntry, entries
 from synrepl.homeserver.explanation.excerpts import MAX_TEXT, without_secrets
@@ -45,6 +46,7 @@ from synrepl.homeserver.explanation.psql import (
     is_logged_statement,
     progress_sentence,
 )
+from synrepl.homeserver.explanation.psql_descriptions import Descriptions
 from synrepl.homeserver.explanation.redis_output import RedisOutput
 from synrepl.homeserver.explanation.redis_server import BROKEN_INTO
 from synrepl.homeserver.explanation.results import (
@@ -138,6 +140,7 @@ KINDS: Final = {
     "no_way_out": "homeservers of which none is reached",
     USED_UP: "a transaction of the database of which all tries failed",
     "sql_table": "a table of the homeserver's database",
+    "described_table": "a table as psql describes it (`\\d TABLE`)",
     "statement": "a statement to the database",
     "metric": "metrics of a process",
     "redis_clients": "the connections to Redis",
@@ -237,12 +240,14 @@ class _Explainer:
         self._cut = 0
         self._statement: Statement | None = None
         self._redis = RedisOutput()
+        self._described = Descriptions()
         self._places: dict[str, list[int]] = {}
         self._others = OtherServers()
         self._retries = Retries()
         self._refusals = Refusals()
         self._late = LateStreams()
         self._update = ""
+        self._is_at_schema = False
         self._failed: deque[tuple[int, str]] = deque(maxlen=MAX_FAILED)
         self._samples: dict[str, tuple[list[Sample], list[int], int]] = {}
         self._caches = CacheFigures()
@@ -259,6 +264,7 @@ class _Explainer:
             match = next((found for text in texts if (found := find_cut(text))), None)
             self._cut += match is not None
         is_told = match is not None and self._add_message(match, entry, header)
+        self._is_at_schema = match is not None and SCHEMA_LOOKED_AT.match(match.text) is not None
         if match is not None and is_told and match.message.key not in _WITH_TOKENS:
             return
         passages = self._explain_texts(texts, entry)
@@ -308,6 +314,7 @@ class _Explainer:
         """Explain the message that a line is; False if its values say that it is none."""
         message = match.message
         self._retries.see(match, header, entry.number)
+        self._late.see_pair(match, header.request, entry.number)
         self._update = started_update(match.text) or self._update
         if (entry.is_cut or not entry.exceptions) and (request := failed_request(match)):
             self._failed.append((entry.number, request))
@@ -328,6 +335,9 @@ class _Explainer:
         )
         if passage is not None and fault is not None and _is_of(fault, passage):
             passage = with_fault(passage, fault)
+        is_unknown = entry.is_cut or not entry.exceptions
+        if passage is not None and passage.kind == "startup_failed" and self._is_at_schema and is_unknown:
+            passage = with_schema_check(passage, entry.frames)
         if passage is not None and passage.kind == "update_failed":
             passage = with_update(passage, self._update)
         if passage is not None:
@@ -345,6 +355,8 @@ class _Explainer:
         table, statement = entry.table, self._statement
         if table is not None:
             self._lines += table.lines
+            if self._described.takes_columns(table):
+                return True
             if (read := explain_table(table, statement)) is None:
                 self._unrecognized[""] += table.lines
             else:
@@ -355,7 +367,7 @@ class _Explainer:
         elif samples := read_samples(entry.line):
             for sample in samples:
                 self._add_sample(sample, entry.number)
-        elif self._redis.takes(entry.line, entry.number):
+        elif self._described.takes(entry.line, entry.number) or self._redis.takes(entry.line, entry.number):
             pass
         elif not is_comment(entry.line) and not is_footer(entry.line):
             return False
@@ -492,6 +504,7 @@ class _Explainer:
                 passage = self._caches.told(passage)
             passages.append(msgspec.structs.replace(passage, lines=lines[:MAX_NUMBERS], count=count))
         passages += self._redis.passages()
+        passages += self._described.passages()
         if compared := self._compared():
             passages.append(compared)
         if unreached := self._others.passage():

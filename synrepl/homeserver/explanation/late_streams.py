@@ -1,15 +1,18 @@
 """Requests that waited for a stream: joins the wait, what became of it, and the line that ends the delay."""
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
+from synrepl.homeserver.explanation.faults import ReleaseFault, find_fault
 from synrepl.homeserver.explanation.messages import Match
 from synrepl.homeserver.explanation.pasted_lines import Header
 from synrepl.homeserver.explanation.results import Passage
 from synrepl.html.humanize import span
+from synrepl.wire.dialect import parse_release
 from synrepl.wire.text import printable
 
 MAX_KEPT: Final = 1000
@@ -19,7 +22,9 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 _WAITS: Final = "repl_wait_start"
+_COME: Final = "repl_wait_done"
 _GAVE_UP: Final = "repl_wait_timeout"
+_ANSWERED: Final = "request"
 _FAILED: Final = ("client_request_failed", "client_write_failed", "replication_request_failed")
 _DONE: Final = (
     "The process that was asked for it had done its part before the wait began: what seems to have failed, as"
@@ -29,6 +34,12 @@ _LOOK: Final = "see whether it is there before it is asked for again: do not cre
 _LOAD: Final = (
     "look at the load of this process, of Redis and of the writer of {} at that time; once it is caught up"
     " nothing is to be mended"
+)
+
+_NAMED: Final = re.compile(r"aiting for (?:repl )?stream '?(?P<stream>[\w.-]{1,100})", re.ASCII)
+_NO_END: Final = (
+    "This text has no end of it: neither the line that it is over (Finished waiting for repl stream) nor that"
+    " it was given up (Timed out waiting for)."
 )
 
 
@@ -48,6 +59,18 @@ class LateStreams:
         self._waits: dict[str, _Wait] = {}
         self._failed: dict[int, tuple[str, str, _Wait]] = {}
         self._ends: dict[int, _Wait] = {}
+        self._open: dict[tuple[str, str], int] = {}
+
+    def see_pair(self, match: Match, request: str, number: int) -> None:
+        """Keep that a wait began, until a line ends it; each line is seen, however many there are."""
+        key = match.message.key
+        if key in (*_FAILED, _ANSWERED) and request:
+            for one in [one for one in self._open if one[0] == request]:
+                del self._open[one]
+        elif key in (_WAITS, _COME, _GAVE_UP) and (named := _NAMED.search(match.text)):
+            self._open.pop((request, named["stream"]), None)
+            if key == _WAITS:
+                _keep(self._open, (request, named["stream"]), number)
 
     def see(
         self, match: Match, passage: Passage, header: Header, number: int, exceptions: Sequence[str]
@@ -60,7 +83,7 @@ class LateStreams:
             _keep(self._waits, request, wait)
         elif key in _FAILED and request in self._waits and any("TimeoutError" in one for one in exceptions):
             _keep(self._failed, number, (request, header.time, self._waits.pop(request)))
-        elif key == "repl_wait_done":
+        elif key == _COME:
             self._waits.pop(request, None)
         elif key == "caught_up" and len(match.values) >= 2 and match.values[1].isdecimal():
             end = _Wait(match.values[0].strip("'"), int(match.values[1][:20]), header.time, number)
@@ -71,6 +94,8 @@ class LateStreams:
         return [self._told_of(one) for one in passages]
 
     def _told_of(self, passage: Passage) -> Passage:
+        if passage.kind == _WAITS:
+            return self._with_no_end(passage)
         if passage.kind == _GAVE_UP and passage.count <= len(passage.lines):
             wait = _wait(passage, passage.last_time, passage.lines[-1])
             if wait is None or (end := self._end_of(wait, wait.line)) is None:
@@ -95,6 +120,43 @@ class LateStreams:
             cause=f"{cause} {came}",
         )
 
+    def _with_no_end(self, passage: Passage) -> Passage:
+        """Say of a wait that this text does not tell its end, and what it is where that is known."""
+        is_whole = passage.count > len(passage.lines)  # of all waits, of which the first lines are kept
+        row = _wait(passage, "", 0)
+        ongoing = [
+            (line, stream)
+            for (_, stream), line in self._open.items()
+            if row is not None and (is_whole or (stream == row.stream and line in passage.lines))
+        ]
+        if row is None or not ongoing:
+            return passage
+        known = [(one, fault) for one in ongoing if (fault := _fault_of(one[1], passage)) is not None]
+        (line, named), fault = known[0] if known else (ongoing[0], None)
+        if not is_whole and (end := self._end_of(row, line)) is not None:
+            return msgspec.structs.replace(passage, words=[*passage.words, _ended(end, passage.last_time)])
+        if fault is None:
+            return msgspec.structs.replace(passage, words=[*passage.words, _NO_END])
+        stream = printable(named)
+        first = (
+            f"A wait for the stream {stream} has no end in this text (line {line}). If it is given up after"
+            f" 5 s each time, and {stream} alone is waited for so long, it is a known fault, and what the"
+            " request did is done."
+        )
+        words = [word for word in passage.words if not word.startswith("This is normal")]
+        return msgspec.structs.replace(
+            passage,
+            words=[first, *words, _NO_END, fault.sentence],
+            advice=[
+                (
+                    f"see how it ends: a line Finished with {stream} after it is normal; none, or Timed out,"
+                    " is the fault"
+                ),
+                *fault.steps,
+            ],
+            severity="look",
+        )
+
     def _end_of(self, wait: _Wait, line: int) -> _Wait | None:
         return next(
             (
@@ -104,6 +166,22 @@ class LateStreams:
             ),
             None,
         )
+
+
+def _fault_of(stream: str, passage: Passage) -> ReleaseFault | None:
+    """Return the known fault of a wait that is given up, if the releases that log this line have it."""
+    fault = find_fault([f"Timed out waiting for stream {stream}"], [])
+    logged = next((word for word in passage.words if word.startswith("Logged by ")), "")
+    found = _RELEASES.findall(logged)
+    if fault is None or len(found) != 2 or "and later" in logged:
+        return None
+    since, last = (parse_release(one) for one in found)
+    is_of = parse_release(fault.since) <= since and last < parse_release(fault.until)
+    return fault if is_of else None
+
+
+_RELEASES: Final = re.compile(r"\d+\.\d+(?:\.\d+)?", re.ASCII)
+"""The releases in what is said of those that log a line."""
 
 
 def _keep(kept: dict[_K, _V], key: _K, value: _V) -> None:

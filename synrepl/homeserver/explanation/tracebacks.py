@@ -19,7 +19,9 @@ def with_frames(passage: Passage, frames: Sequence[str], *, is_cut: bool) -> Pas
     words, advice = [*passage.words], passage.advice
     if is_cut:
         words.append("The traceback after it was cut off: the last line, with the exception, is missing.")
-        advice = ["paste it as a whole"]
+        # Its cause may be in the missing line; what is to be done whatever that is stays.
+        kept = passage.advice if passage.kind in _TOLD_WITHOUT else []
+        advice = ["paste it as a whole", *kept]
     possible = possible_faults(frames) if is_cut else []
     if is_cut and (cut := told_of_cut(frames)) is not None:
         possible.append(cut.means)
@@ -27,11 +29,15 @@ def with_frames(passage: Passage, frames: Sequence[str], *, is_cut: bool) -> Pas
     return msgspec.structs.replace(passage, words=[*words, *_places(frames), *possible], advice=advice)
 
 
+_TOLD_WITHOUT: Final = ("rollback_failed",)
+"""Messages of which it is known what to do, whatever the exception is."""
+
 _SENDS_ROWS: Final = (
     "the loop that sends the rows of streams to the other processes: until it succeeds, they are not told"
 )
 
 PARTS: Final = {
+    "synapse/metrics/__init__.py": "a metric that was asked for, and nothing else",
     "synapse/replication/tcp/resource.py": _SENDS_ROWS,
     "synapse/replication/tcp/handler.py": "what a process does with the commands and rows of the others",
     "synapse/replication/http/": "a request between two processes",

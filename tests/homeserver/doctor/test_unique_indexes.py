@@ -76,3 +76,21 @@ def test_it_keeps_no_homeserver_from_its_start(place: Place) -> None:
 
     assert ["note"] == [one.severity for one in report.diagnosis.complaints if "unique" in one.kind]
     assert report.may_start
+
+
+LOCKS = (
+    "CREATE TABLE worker_read_write_locks (lock_name TEXT, lock_key TEXT, instance_name TEXT,"
+    " write_lock BOOLEAN, token TEXT, PRIMARY KEY (lock_name, lock_key, instance_name))"
+)
+
+
+def test_indexes_of_locks_are_named_with_the_rows_that_they_are_of(place: Place) -> None:
+    """No event was persisted without them (element-hq/synapse#19601)."""
+    place.do(UNIQUE, LOCKS)
+    found = missing(place)
+
+    assert ["WHERE write_lock" in one.text for one in found] == [False, True]
+    assert all("stands still" in one.text for one in found)
+    assert all("DELETE FROM worker_read_write_locks" in one.remedy for one in found)
+    place.do(*(one.statement.rpartition("; ")[2] for one in found))
+    assert [] == missing(place)
