@@ -141,7 +141,7 @@ def test_a_release_has_its_special_names(dialect: Dialect) -> None:
         (
             (1, 66),
             "my_module.lookup",
-            "drops no caches of modules such as my_module.lookup: 1.69 and newer do",
+            "drops no caches of modules such as my_module.lookup: 1.69 and newer do; restart each process",
         ),
         ((1, 163), "my_module.", "has no cache my_module."),
     ],
