@@ -772,6 +772,23 @@ def test_errors_of_clients_are_told_whatever_library_they_are_of(key: str, text:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
+        "httpx.ReadTimeout",
+        "500 Server Error: Internal Server Error for url: https://h/x",
+        "502 Server Error: Bad Gateway for url: https://h/x",
+        "504 Server Error: Gateway Time-out for url: https://h/x",
+    ],
+)
+def test_a_post_without_an_answer_is_repeated_with_its_key_alone(text: str) -> None:
+    """It was told of GET alone, and an append may be stored though no answer came (psf/requests#4937)."""
+    [passage] = explain(text).passages
+
+    assert "repeat it only with the same key (synrepl: idempotency_key" in " ".join(passage.advice)
+
+
+@pytest.mark.parametrize(
     ("cause", "said", "do"),
     [
         (
