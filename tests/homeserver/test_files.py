@@ -432,6 +432,35 @@ def test_keys_that_a_release_refuses(tmp_path: Path, line: str, release: str, ki
     assert all(" refuse" in why for why in whys)
 
 
+@pytest.mark.parametrize(
+    ("line", "release", "is_refused"),
+    [
+        ("enable_registration: true", "1.56", True),
+        ("enable_registration: true", "1.55", False),
+        ("enable_registration: 'yes'", "1.163", True),
+        ("disable_registration: false", "1.163", True),
+        ("enable_registration: false", "1.163", False),
+        ("disable_registration: true\nenable_registration: true", "1.163", False),
+        ("enable_registration: ${OPEN}", "1.163", False),
+        ("enable_registration: true\nenable_registration_without_verification: true", "1.163", False),
+        ("enable_registration: true\nenable_registration_without_verification: ${OPEN}", "1.163", False),
+        ("enable_registration: true\nregistration_requires_token: true", "1.163", False),
+        ("enable_registration: true\nregistrations_require_3pid: [email]", "1.163", False),
+        ("enable_registration: true\nregistrations_require_3pid: []", "1.163", True),
+        ("enable_registration: true\nenable_registration_captcha: true", "1.163", False),
+    ],
+)
+def test_open_registration_without_a_check(tmp_path: Path, line: str, release: str, is_refused: bool) -> None:
+    """The main process ends at its start with it since 1.56: files of before, at a newer release."""
+    (tmp_path / "homeserver.yaml").write_text(
+        f"server_name: hs\nlisteners: [{{port: 1, type: http}}]\n{line}"
+    )
+    options = ("--homeserver", str(tmp_path / "homeserver.yaml"), "--synapse", release)
+    found = json.loads(CliRunner().invoke(main, ["inspect", "--files", "-o", "json", *options]).stdout)
+
+    assert is_refused == (("refused_at_start", "master") in kinds(found))
+
+
 def write(folder: Path, **files: dict[str, Any]) -> list[str]:
     """Options that name these files; the first is the homeserver's."""
     options: list[str] = []
