@@ -478,6 +478,39 @@ WHOLE: dict[str, Any] = {
 }
 
 
+OLD_SENDER = {
+    "worker_app": "synapse.app.generic_worker",
+    "worker_name": "s1",
+    "worker_replication_host": "hs",
+}
+
+
+def test_what_is_left_undone_by_a_process_that_does_not_start(tmp_path: Path) -> None:
+    """The table has its work, and no word said that nobody does it meanwhile."""
+    listener = [{"type": "http", "port": 9101, "resources": [{"names": ["replication"]}]}]
+    entry = {"host": "127.0.0.1", "port": 9101}
+    entries = {**WHOLE["instance_map"], "s1": entry}
+    shared = {**WHOLE, "instance_map": entries, "stream_writers": {"typing": "s1"}}
+    old = {**OLD_SENDER, "worker_listeners": listener}
+    whys = [
+        one["why"]
+        for senders in (["s1"], ["s1", "w1"])
+        for one in run(
+            *write(
+                tmp_path, homeserver={**shared, "federation_sender_instances": senders}, s1=old, w1=WORKER
+            ),
+            code=UNWELL,
+        )["findings"]
+        if one["kind"] == "refused_key"
+    ]
+
+    assert [
+        "nothing is sent to other servers" in whys[0],
+        "nothing is sent to other servers" in whys[1],
+        *("requests that write typing fail" in why for why in whys),
+    ] == [True, False, True, True]
+
+
 def test_a_worker_without_a_server_name_has_the_main_process_file_as_well(tmp_path: Path) -> None:
     """Else it would not start. One that has all of it does not."""
     main_file = {**WHOLE, "worker_app": "synapse.app.homeserver", "pusher_instances": ["w1"]}
