@@ -159,7 +159,10 @@ def find_name(name: str, release: Release) -> CacheName:
         raise ConfigError(why_unreachable(name, release))
     if _FUNCTION.fullmatch(name):
         if whole_release(release) not in OF_MODULES:
-            raise ConfigError(f"Synapse {which} drops no caches of modules such as {name}: 1.69 and newer do")
+            raise ConfigError(
+                f"Synapse {which} drops no caches of modules such as {name}: 1.69 and newer do; restart each"
+                " process that has the module"
+            )
         return CacheName(name=name, span=OF_MODULES, is_of_module=True)
     if forms := all_names().get(name):
         has = " and ".join(map(str, _joined(forms)))

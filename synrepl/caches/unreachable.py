@@ -107,7 +107,8 @@ _FOR: Final = "it is kept for {} by the process that answers; no setting rules t
 _OF_SYNC: Final = (
     "the answer of a /sync, given again to a request that equals it (user, device, since, filter, timeout):"
     " it is kept for caches: sync_response_cache_duration (2 minutes if not set, since 1.62; before, not at"
-    " all; 0 keeps none) by the process that answers. That time ends it, and a restart of that process"
+    " all; 0 keeps none) by the process that answers. That time ends it, and a restart of that process; a"
+    " failed answer is kept as well by releases before 1.156 (element-hq/synapse#19845)"
 )
 _OF_EACH: Final = "it is in the memory of each process"
 _OF_SENDERS: Final = (
@@ -115,7 +116,7 @@ _OF_SENDERS: Final = (
 )
 _OF_HOMESERVER: Final = "the list of public rooms of another homeserver"
 _ANSWERS: Final = (
-    (r"sync(_response_cache(_duration)?)?", _OF_SYNC),
+    (r"(/_matrix/client/\w+)?/?sync|sync_response_cache(_duration)?", _OF_SYNC),
     (r"remote_room_list", f"{_OF_HOMESERVER}: {_FOR.format('30 seconds')}"),
     (r"room_list|public_rooms?", f"the list of public rooms: {_WHILE_MADE}"),
     (r"state(_ids)?_resp", f"the state of a room for another homeserver: {_FOR.format('30 seconds')}"),
@@ -132,7 +133,8 @@ _ANSWERS: Final = (
 )
 """Answers that are kept, by the name of their cache or setting: how long, and what ends it.
 
-Read in 1.0.0, 1.66.0 and 1.163.2, which agree where they have the cache.
+Read in 1.0.0, 1.66.0 and 1.163.2, which agree where they have the cache; of failed ones in 1.30.0,
+1.46.0, 1.66.0, 1.150.0, 1.153.0, 1.155.0, 1.156.0, 1.157.1 and 1.163.
 """
 
 _MEMORIES: Final = (

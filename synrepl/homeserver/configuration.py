@@ -64,7 +64,7 @@ from synrepl.homeserver.poolers import (
     note_small_pools,
     take_poolers,
 )
-from synrepl.homeserver.refusals import NewerKey, Refusal, find_refusals, newer_keys
+from synrepl.homeserver.refusals import REGISTRATION, NewerKey, Refusal, find_refusals, newer_keys
 from synrepl.html.humanize import counted
 from synrepl.small_files import read_small_file
 from synrepl.wire.dialect import NEWEST, Release, span
@@ -79,7 +79,7 @@ KEYS: Final = (
     *("metrics_port", "metrics_bind_host", "database", "databases", "database_path", "redis", "instance_map"),
     *("stream_writers", "caches", "app_service_config_files", "worker_replication_secret"),
     *("worker_replication_secret_path", "worker_replication_host", "worker_replication_http_port"),
-    *("outbound_federation_restricted_to",),
+    *("outbound_federation_restricted_to", *REGISTRATION),
     *(key for duty in DUTIES for key in (duty.names, duty.switch) if key),
 )
 """The keys that are read."""

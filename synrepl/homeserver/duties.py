@@ -163,6 +163,16 @@ DOES: Final[Mapping[str, str]] = {
 }
 """What a process with a duty does, in words."""
 
+UNDONE: Final[Mapping[str, str]] = {
+    "federation": "nothing is sent to other servers",
+    "pushers": "nothing is pushed",
+    "appservices": "nothing is sent to application services",
+    "user_directory": "the user directory is not updated",
+    "background_tasks": "no background tasks run",
+    "media": "nobody cares for media",
+}
+"""What is so while no process has a duty, in words."""
+
 BY_NAME: Final[Mapping[str, Duty]] = {one.name: one for one in DUTIES}
 
 

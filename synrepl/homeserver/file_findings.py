@@ -6,7 +6,7 @@ from typing import Final
 from synrepl.errors import suggest
 from synrepl.homeserver.addresses import LOOPBACK
 from synrepl.homeserver.configuration import Homeserver, Process
-from synrepl.homeserver.duties import DOES, DUTIES
+from synrepl.homeserver.duties import DOES, DUTIES, UNDONE
 from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, RESTART_WITH_MAIN, Finding, Unseen
 from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.refusals import Refusal, refused_by
@@ -109,10 +109,23 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
             process=names[0] if len(names) == 1 else "",
             count=len(names),
             why=f"{one.why}: {_refuse(one.span)} {it}, and {several([*map(printable, names)])} {does} not"
-            " start there",
+            f" start there{_left_undone(homeserver, names)}",
             remedy=one.remedy + listener,
             cost=RESTART_ALL if len(names) > 1 else RESTART_WITH_MAIN if listener else RESTART_ONE,
         )
+
+
+def _left_undone(homeserver: Homeserver, names: Sequence[str]) -> str:
+    """Say what nobody does while these processes do not run. Without the main process nothing runs."""
+    if MAIN in names:
+        return ""
+    others = {duty for one in homeserver.processes if one.name not in names for duty in one.duties}
+    own = {duty for one in homeserver.processes if one.name in names for duty in one.duties} - others
+    undone = [words for duty, words in UNDONE.items() if duty in own]
+    writes = [key for key, writers in homeserver.writers.items() if writers and set(writers) <= set(names)]
+    if writes:
+        undone.append(f"requests that write {listed(writes)} fail")
+    return f"; meanwhile {listed(undone)}" if undone else ""
 
 
 def _read_by_main(homeserver: Homeserver) -> Iterator[Finding]:

@@ -173,7 +173,9 @@ def make_plan(
         if found.is_of_module:
             notes.append(
                 f"{name} is taken for a function of a module, as none of Synapse's own caches has that name:"
-                " only processes with the module drop it, and its keys are not checked"
+                " only processes that have the module drop it, and only if it was registered there"
+                " (ModuleApi.register_cached_function): one that was not keeps its entry, without an error."
+                " Its keys are not checked"
             )
         if why := NOT_ALL.get(found.name) or said_of_source(found.name, newest_first[-1]):
             notes.append(f"{found.name}: {why}")

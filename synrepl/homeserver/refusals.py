@@ -4,7 +4,7 @@ It is of the keys that are read here. What every release asks for besides (`repo
 is not.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -636,6 +636,46 @@ def _bad_database(key: str, why: str, remedy: str) -> Refusal:
     return Refusal(kind="refused_at_start", span=ALWAYS, key=key, why=why, remedy=remedy)
 
 
+# -- registration --------------------------------------------------------------------------------------------
+
+_CHECKS: Final = ("registration_requires_token", "registrations_require_3pid", "enable_registration_captcha")
+REGISTRATION: Final = (
+    *("enable_registration", "disable_registration", "enable_registration_without_verification", *_CHECKS),
+)
+"""Keys that say whether anybody may register without a check."""
+
+
+def _is_any(value: Any, words: Collection[str]) -> bool:
+    """Whether a switch of registration is one of these words. Texts are read as truth values are."""
+    return not isinstance(value, Template) and str(value).lower() in words
+
+
+_YES: Final = frozenset(("true", "yes", "on", "1", "y", "t"))
+_NO: Final = frozenset(("false", "no", "off", "0", "n", "f"))
+
+
+def _registration(config: ProcessConfig) -> Found:
+    """Open registration. Told of the main process alone, which has the key: workers read it from there."""
+    if "disable_registration" in config:
+        switch, words = "disable_registration", _NO
+    else:
+        switch, words = "enable_registration", _YES
+    without = config.get("enable_registration_without_verification")
+    is_checked = isinstance(without, Template) or _is_any(without, _YES) or any(map(config.get, _CHECKS))
+    if not config.is_main or is_checked or not _is_any(config.get(switch), words):
+        return
+    yield Refusal(
+        kind="refused_at_start",
+        span=span("1.56"),
+        key=switch,
+        why=f"`{switch}: {str(config.get(switch)).lower()}` lets everybody register without a check (workers"
+        " refuse that as well from 1.140 on)",
+        remedy=f"set one of {', '.join(_CHECKS)} (if another file has it, give that one as well), or"
+        " `enable_registration: false`; enable_registration_without_verification: true only where nobody else"
+        " comes",
+    )
+
+
 RULES: Final[tuple[Rule, ...]] = (
     _mappings,
     _old_keys,
@@ -651,4 +691,5 @@ RULES: Final[tuple[Rule, ...]] = (
     _listeners,
     _caches,
     _databases,
+    _registration,
 )

@@ -141,7 +141,7 @@ def test_a_release_has_its_special_names(dialect: Dialect) -> None:
         (
             (1, 66),
             "my_module.lookup",
-            "drops no caches of modules such as my_module.lookup: 1.69 and newer do",
+            "drops no caches of modules such as my_module.lookup: 1.69 and newer do; restart each process",
         ),
         ((1, 163), "my_module.", "has no cache my_module."),
     ],
@@ -255,6 +255,8 @@ def test_a_cache_has_one_form_in_each_release() -> None:
         ((1, 163), "bulk_get_push_rules", ["it reads many of get_push_rules_for_user"]),
         ((1, 163), "_membership_stream_cache", ["from the rows of its stream"]),
         ((1, 163), "sync", ["caches: sync_response_cache_duration", "2 minutes", "restart of that process"]),
+        ((1, 163), "/sync", ["2 minutes", "a failed answer is kept as well by releases before 1.156"]),
+        ((1, 163), "/_matrix/client/v3/sync", ["2 minutes"]),
         ((1, 163), "sync_response_cache_duration", ["2 minutes"]),
         ((1, 163), "sync_response_cache", ["2 minutes"]),
         ((1, 163), "room_list", ["only requests that come while it is made"]),

@@ -772,6 +772,43 @@ def test_errors_of_clients_are_told_whatever_library_they_are_of(key: str, text:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        'dtypes differ, got Datetime(Milliseconds, Some("+00:00")), expected Datetime(Milliseconds, None)',
+        "cannot extend/append Datetime('ms', 'UTC') with Datetime('ms', '+00:00')",
+        "data type mismatch for column b: expected: datetime[ns, +01:00], found: datetime[ns, Etc/GMT-1]",
+        "data type mismatch for column t: incoming: Datetime('μs', 'Europe/Rome') != target: Datetime('μs')",
+        'dtypes differ for column t: Timestamp(Nanosecond, None) != Timestamp(Microsecond, Some("UTC"))',
+    ],
+)
+def test_times_of_two_types_in_files_of_a_table(text: str) -> None:
+    """Two names of one zone (pola-rs/polars#13760), none and one, other zones, other units."""
+    [passage] = explain(f"polars.exceptions.SchemaError: {text}").passages
+    said = " ".join([*passage.words, *passage.advice])
+
+    assert passage.kind == "times_of_two_types"
+    assert "#13816" in said
+    assert "UTC in microseconds" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
+        "httpx.ReadTimeout",
+        "500 Server Error: Internal Server Error for url: https://h/x",
+        "502 Server Error: Bad Gateway for url: https://h/x",
+        "504 Server Error: Gateway Time-out for url: https://h/x",
+    ],
+)
+def test_a_post_without_an_answer_is_repeated_with_its_key_alone(text: str) -> None:
+    """It was told of GET alone, and an append may be stored though no answer came (psf/requests#4937)."""
+    [passage] = explain(text).passages
+
+    assert "repeat it only with the same key (synrepl: idempotency_key" in " ".join(passage.advice)
+
+
+@pytest.mark.parametrize(
     ("cause", "said", "do"),
     [
         (

@@ -432,6 +432,35 @@ def test_keys_that_a_release_refuses(tmp_path: Path, line: str, release: str, ki
     assert all(" refuse" in why for why in whys)
 
 
+@pytest.mark.parametrize(
+    ("line", "release", "is_refused"),
+    [
+        ("enable_registration: true", "1.56", True),
+        ("enable_registration: true", "1.55", False),
+        ("enable_registration: 'yes'", "1.163", True),
+        ("disable_registration: false", "1.163", True),
+        ("enable_registration: false", "1.163", False),
+        ("disable_registration: true\nenable_registration: true", "1.163", False),
+        ("enable_registration: ${OPEN}", "1.163", False),
+        ("enable_registration: true\nenable_registration_without_verification: true", "1.163", False),
+        ("enable_registration: true\nenable_registration_without_verification: ${OPEN}", "1.163", False),
+        ("enable_registration: true\nregistration_requires_token: true", "1.163", False),
+        ("enable_registration: true\nregistrations_require_3pid: [email]", "1.163", False),
+        ("enable_registration: true\nregistrations_require_3pid: []", "1.163", True),
+        ("enable_registration: true\nenable_registration_captcha: true", "1.163", False),
+    ],
+)
+def test_open_registration_without_a_check(tmp_path: Path, line: str, release: str, is_refused: bool) -> None:
+    """The main process ends at its start with it since 1.56: files of before, at a newer release."""
+    (tmp_path / "homeserver.yaml").write_text(
+        f"server_name: hs\nlisteners: [{{port: 1, type: http}}]\n{line}"
+    )
+    options = ("--homeserver", str(tmp_path / "homeserver.yaml"), "--synapse", release)
+    found = json.loads(CliRunner().invoke(main, ["inspect", "--files", "-o", "json", *options]).stdout)
+
+    assert is_refused == (("refused_at_start", "master") in kinds(found))
+
+
 def write(folder: Path, **files: dict[str, Any]) -> list[str]:
     """Options that name these files; the first is the homeserver's."""
     options: list[str] = []
@@ -447,6 +476,39 @@ WHOLE: dict[str, Any] = {
     "redis": {"enabled": True},
     "instance_map": {"main": {"host": "127.0.0.1", "port": 9093}},
 }
+
+
+OLD_SENDER = {
+    "worker_app": "synapse.app.generic_worker",
+    "worker_name": "s1",
+    "worker_replication_host": "hs",
+}
+
+
+def test_what_is_left_undone_by_a_process_that_does_not_start(tmp_path: Path) -> None:
+    """The table has its work, and no word said that nobody does it meanwhile."""
+    listener = [{"type": "http", "port": 9101, "resources": [{"names": ["replication"]}]}]
+    entry = {"host": "127.0.0.1", "port": 9101}
+    entries = {**WHOLE["instance_map"], "s1": entry}
+    shared = {**WHOLE, "instance_map": entries, "stream_writers": {"typing": "s1"}}
+    old = {**OLD_SENDER, "worker_listeners": listener}
+    whys = [
+        one["why"]
+        for senders in (["s1"], ["s1", "w1"])
+        for one in run(
+            *write(
+                tmp_path, homeserver={**shared, "federation_sender_instances": senders}, s1=old, w1=WORKER
+            ),
+            code=UNWELL,
+        )["findings"]
+        if one["kind"] == "refused_key"
+    ]
+
+    assert [
+        "nothing is sent to other servers" in whys[0],
+        "nothing is sent to other servers" in whys[1],
+        *("requests that write typing fail" in why for why in whys),
+    ] == [True, False, True, True]
 
 
 def test_a_worker_without_a_server_name_has_the_main_process_file_as_well(tmp_path: Path) -> None:

@@ -272,6 +272,7 @@ def test_a_function_of_a_module(wanted: InvalidationRequest, row: tuple[str, lis
     assert [row] == [(one.cache_func, one.keys) for one in plan.rows]
     assert {NEW: []} == plan.drops
     assert "my_module.lookup is taken for a function of a module" in plan.notes[0]
+    assert "(ModuleApi.register_cached_function): one that was not keeps its entry" in plan.notes[0]
 
 
 def test_a_release_newer_than_the_newest_known() -> None:
