@@ -13,7 +13,8 @@ from synrepl.caches.names import NEWEST_KNOWN
 from synrepl.caches.relations import find_columns, said_of
 from synrepl.homeserver.explanation.relations import SEQUENCE, KnownRelation, known_relations
 from synrepl.homeserver.explanation.results import Passage
-from synrepl.homeserver.explanation.server_views import PLAN, explain_view, has_words
+from synrepl.homeserver.explanation.server_statements import PLAN
+from synrepl.homeserver.explanation.server_views import explain_view, has_words
 from synrepl.homeserver.streams import WIRE, written_by
 from synrepl.wire.text import printable
 
