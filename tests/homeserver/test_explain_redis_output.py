@@ -46,6 +46,15 @@ def config(name: str, value: str) -> str:
     return f'127.0.0.1:6379> CONFIG GET {name}\n1) "{name}"\n2) "{value}"\n'
 
 
+def assert_told(text: str, severity: str, said: str, do: str) -> None:
+    """The only passage of this text is of this severity, and has these words and this advice in it."""
+    passage = only(text)
+
+    assert severity == passage.severity
+    assert any(said in one for one in passage.words)
+    assert do in " | ".join(passage.advice)
+
+
 @pytest.mark.parametrize(
     ("text", "severity", "said", "do"),
     [
@@ -105,11 +114,7 @@ def config(name: str, value: str) -> str:
 def test_what_redis_cli_printed_is_told_with_what_it_means(
     text: str, severity: str, said: str, do: str
 ) -> None:
-    passage = only(text)
-
-    assert severity == passage.severity
-    assert any(said in one for one in passage.words)
-    assert do in " | ".join(passage.advice)
+    assert_told(text, severity, said, do)
 
 
 def test_a_monitor_that_is_left_open_is_found() -> None:
@@ -235,11 +240,7 @@ def test_nodes_that_are_all_there_are_only_counted() -> None:
 def test_lists_and_figures_of_a_server_are_told_with_what_they_mean(
     text: str, severity: str, said: str, do: str
 ) -> None:
-    passage = only(text)
-
-    assert severity == passage.severity
-    assert any(said in one for one in passage.words)
-    assert do in " | ".join(passage.advice)
+    assert_told(text, severity, said, do)
 
 
 def test_one_connection_alone_is_not_taken_for_all() -> None:

@@ -123,13 +123,14 @@ class LateStreams:
     def _with_no_end(self, passage: Passage) -> Passage:
         """Say of a wait that this text does not tell its end, and what it is where that is known."""
         is_whole = passage.count > len(passage.lines)  # of all waits, of which the first lines are kept
-        row = _wait(passage, "", 0)
+        if (row := _wait(passage, "", 0)) is None:
+            return passage
         ongoing = [
             (line, stream)
             for (_, stream), line in self._open.items()
-            if row is not None and (is_whole or (stream == row.stream and line in passage.lines))
+            if is_whole or (stream == row.stream and line in passage.lines)
         ]
-        if row is None or not ongoing:
+        if not ongoing:
             return passage
         known = [(one, fault) for one in ongoing if (fault := _fault_of(one[1], passage)) is not None]
         (line, named), fault = known[0] if known else (ongoing[0], None)
