@@ -7,14 +7,11 @@ from typing import Final
 
 from synrepl.homeserver.explanation.relations import known_relations
 from synrepl.homeserver.explanation.server_rows import (
-    AGES,
     Rows,
     Said,
     is_count,
-    pids_of,
     seconds_of,
     steps_of,
-    which_of,
 )
 from synrepl.html.humanize import counted, listed, several
 from synrepl.wire.text import printable
@@ -29,6 +26,25 @@ LONG: Final = 60
 """From how many seconds on a statement takes long."""
 _STARTS: Final = ("query_start", "xact_start", "state_change", "backend_start")
 _CHORES: Final = re.compile(r"autovacuum: |START_REPLICATION")
+
+
+_AGES: Final = ("age", "duration", "runtime", "xact_age", "xact_start", "query_start", "state_change")
+"""Columns that tell how long something has lasted, or since when."""
+
+
+def _which_of(rows: Rows) -> str:
+    """The processes of rows, and the age of the first, to be put behind a word."""
+    pids = _pids_of(rows)
+    ages = [f"{name} {printable(row[name])}" for row in rows[:1] for name in _AGES if row.get(name)]
+    return "".join(f", {one}" for one in [f"pid {pids}" if pids else "", *ages[:1]] if one)
+
+
+def _pids_of(rows: Rows) -> str:
+    """The numbers of the processes of rows; "" if there are none."""
+    found = list(
+        dict.fromkeys(printable(row[key]) for row in rows for key in ("pid", "procpid") if row.get(key))
+    )
+    return several(found) if found else ""
 
 
 def _moment(text: str) -> float:
@@ -48,7 +64,7 @@ def _told_of_longest(rows: Rows) -> Said:
     # The newest time in the view is no later than that at which it was asked for.
     now = max((_moment(row.get(name, "")) for row in rows for name in _STARTS), default=0.0)
     ages = [
-        (max([*(seconds_of(row.get(name, "")) for name in AGES), int(now - start) if start else -1]), row)
+        (max([*(seconds_of(row.get(name, "")) for name in _AGES), int(now - start) if start else -1]), row)
         for row in at_work
         for start in (_moment(row.get("query_start", "")),)
     ]
@@ -56,7 +72,7 @@ def _told_of_longest(rows: Rows) -> Said:
     if most < LONG:
         return Said([], [])
     words = (
-        f"The session that has been at work for longest{which_of([row])} has been so for"
+        f"The session that has been at work for longest{_which_of([row])} has been so for"
         f" {most // 60} minutes or more: meanwhile its locks stay, and VACUUM removes no row that was deleted"
         " since it began."
     )
@@ -103,7 +119,7 @@ def told_of_sessions(rows: Rows) -> Said:
     if still:
         words.insert(
             0,
-            f"{counted(states[_OPEN] + states[_OPEN + ' (aborted)'], 'session')} ({_OPEN}{which_of(still)})"
+            f"{counted(states[_OPEN] + states[_OPEN + ' (aborted)'], 'session')} ({_OPEN}{_which_of(still)})"
             " has a transaction open and asks nothing: its locks stay, and VACUUM removes no row that was"
             " deleted since it began, in any table.",
         )
@@ -125,7 +141,7 @@ def told_of_sessions(rows: Rows) -> Said:
         ]
     if waiting:
         words.append(
-            f"{counted(len(waiting), 'session')} ({pids_of(waiting)}) waits for a lock that another"
+            f"{counted(len(waiting), 'session')} ({_pids_of(waiting)}) waits for a lock that another"
             " transaction has (wait_event_type Lock)."
         )
         if any(row.get("wait_event") == "virtualxid" for row in waiting):
@@ -154,7 +170,7 @@ def told_of_locks(rows: Rows) -> Said:
         long = _told_of_longest(rows)
         return Said([*words, "Nobody waits here.", *long.words], long.advice, long.severity)
     modes = listed(sorted({printable(row.get("mode", "a lock")) for row in waiting}))
-    words.insert(0, f"Sessions wait for locks: pid {pids_of(waiting) or 'not told'}, for {modes}.")
+    words.insert(0, f"Sessions wait for locks: pid {_pids_of(waiting) or 'not told'}, for {modes}.")
     if any(row.get("mode") == "AccessExclusiveLock" for row in [*waiting, *rows]):
         words.append(
             "AccessExclusiveLock (VACUUM FULL, ALTER TABLE, TRUNCATE, REINDEX) shuts the table for everybody,"

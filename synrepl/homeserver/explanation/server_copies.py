@@ -1,8 +1,15 @@
 """Slots and standbys of a PostgreSQL server, as psql shows them."""
 
-from synrepl.homeserver.explanation.server_rows import Rows, Said, name_of
+from collections.abc import Mapping
+
+from synrepl.homeserver.explanation.server_rows import Rows, Said
 from synrepl.html.humanize import several
 from synrepl.wire.text import printable
+
+
+def _name_of(row: Mapping[str, str]) -> str:
+    """Who is connected: its name, or else its address."""
+    return printable(row.get("application_name") or row.get("client_addr") or row.get("pid", "one"))
 
 
 def told_of_slots(rows: Rows) -> Said:
@@ -69,7 +76,7 @@ def told_of_standbys(rows: Rows) -> Said:
     behind = [row for row in rows if row.get("sent_lsn") and row.get("sent_lsn") != row.get("replay_lsn")]
     if behind:
         words.append(
-            f"{several([name_of(row) for row in behind])} has not applied all that it was sent: who reads"
+            f"{several([_name_of(row) for row in behind])} has not applied all that it was sent: who reads"
             " there sees older rows."
         )
     if any(row.get("sync_state") in ("sync", "quorum") for row in rows):

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from synrepl.homeserver.explanation.relations import known_relations
-from synrepl.html.humanize import several
-from synrepl.wire.text import printable
 
 MAX_CELL: Final = 100
 """The most characters of a value that are shown."""
@@ -22,8 +20,6 @@ class Said(NamedTuple):
     severity: str = ""
 
 
-AGES: Final = ("age", "duration", "runtime", "xact_age", "xact_start", "query_start", "state_change")
-"""Columns that tell how long something has lasted, or since when."""
 _LASTED: Final = re.compile(
     r"(?:(?P<days>\d{1,5}) days? ?)?(?P<hours>\d{1,4}):(?P<minutes>\d\d):(?P<seconds>\d\d)(?:\.\d{1,9})?",
     re.ASCII,
@@ -36,26 +32,6 @@ def seconds_of(text: str) -> int:
         return -1
     days, hours, minutes, seconds = (int(one or 0) for one in found.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-def which_of(rows: Rows) -> str:
-    """The processes of rows, and the age of the first, to be put behind a word."""
-    pids = pids_of(rows)
-    ages = [f"{name} {printable(row[name])}" for row in rows[:1] for name in AGES if row.get(name)]
-    return "".join(f", {one}" for one in [f"pid {pids}" if pids else "", *ages[:1]] if one)
-
-
-def pids_of(rows: Rows) -> str:
-    """The numbers of the processes of rows; "" if there are none."""
-    found = list(
-        dict.fromkeys(printable(row[key]) for row in rows for key in ("pid", "procpid") if row.get(key))
-    )
-    return several(found) if found else ""
-
-
-def name_of(row: Mapping[str, str]) -> str:
-    """Who is connected: its name, or else its address."""
-    return printable(row.get("application_name") or row.get("client_addr") or row.get("pid", "one"))
 
 
 _NAMES: Final = ("relation", "table_name", "tablename", "relname", "table", "name")
@@ -88,14 +64,6 @@ def sizes_in(rows: Rows) -> dict[str, float]:
         if (many := bytes_of(row[sized])) >= 0:
             found[name] = max(many, found.get(name, 0.0))
     return found
-
-
-def share_of(row: Mapping[str, str], done: str, of: str) -> str:
-    """How much of it is done, in words; "" if that is not told."""
-    counts = [row.get(done, ""), row.get(of, "")]
-    if not all(map(is_count, counts)) or not int(counts[1]):
-        return ""
-    return f", {int(counts[0]) * 100 // int(counts[1])} % of {int(counts[1]):,}"
 
 
 def steps_of(names: Iterable[str]) -> list[str]:

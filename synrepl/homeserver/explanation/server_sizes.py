@@ -1,5 +1,6 @@
 """Tables and indexes of a PostgreSQL server, as psql shows them: sizes, ages, dead rows, builds."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from synrepl.homeserver.explanation.relations import known_relations
@@ -9,7 +10,6 @@ from synrepl.homeserver.explanation.server_rows import (
     Said,
     bytes_of,
     is_count,
-    share_of,
     sizes_in,
     steps_of,
 )
@@ -20,6 +20,14 @@ FREEZE_AGE: Final = 200_000_000
 """At which age autovacuum begins to freeze a table, if autovacuum_freeze_max_age is not set."""
 FAILSAFE_AGE: Final = 1_600_000_000
 """At which age it leaves everything else, if vacuum_failsafe_age is not set."""
+
+
+def _share_of(row: Mapping[str, str], done: str, of: str) -> str:
+    """How much of it is done, in words; "" if that is not told."""
+    counts = [row.get(done, ""), row.get(of, "")]
+    if not all(map(is_count, counts)) or not int(counts[1]):
+        return ""
+    return f", {int(counts[0]) * 100 // int(counts[1])} % of {int(counts[1]):,}"
 
 
 def told_of_ages(rows: Rows) -> Said:
@@ -112,7 +120,7 @@ def told_of_index_builds(rows: Rows) -> Said:
     words, waits = [], []
     for row in rows:
         phase = printable(row.get("phase", ""))
-        done = share_of(row, "blocks_done", "blocks_total") or share_of(row, "tuples_done", "tuples_total")
+        done = _share_of(row, "blocks_done", "blocks_total") or _share_of(row, "tuples_done", "tuples_total")
         words.append(f"An index is made (pid {printable(row.get('pid', 'not told'))}): {phase}{done}.")
         if phase.startswith("waiting"):
             waits.append(printable(row.get("current_locker_pid", "")))
@@ -138,7 +146,7 @@ def told_of_vacuums(rows: Rows) -> Said:
     words = [
         f"VACUUM works on {printable(row.get('relname') or row.get('relid', 'a table'))}"
         f" (pid {printable(row.get('pid', 'not told'))}): {printable(row.get('phase', ''))}"
-        f"{share_of(row, 'heap_blks_scanned', 'heap_blks_total')}."
+        f"{_share_of(row, 'heap_blks_scanned', 'heap_blks_total')}."
         for row in rows
     ]
     return Said([*words, "Reads and writes of the table go on meanwhile; ALTER TABLE and the like wait."], [])
