@@ -9,7 +9,7 @@ from typing import Final
 from synrepl.base.history import AppendReceipt
 from synrepl.base.interfaces import Head
 from synrepl.errors import StorageError
-from synrepl.storage.checked_rows import CHECKED_FACT, LogDamage, facts_of
+from synrepl.storage.checked_rows import CHECKED_FACT, LogDamage, Row, fact_of, facts_of
 from synrepl.storage.schema import NOTES, RECEIPTS, LogBounds, read_bounds, receipt_of
 from synrepl.storage.sql import SQLConnection
 from synrepl.storage.sqlite import SQLiteConnection
@@ -64,6 +64,7 @@ class FaultyEngine(MemoryEngine):
         self._failure: tuple[StorageError, bool, int] | None = None
         self._head_failures: list[StorageError] = []
         self._facts: list[Fact] = []
+        self._checked: dict[Row, Fact] = {}
         self._facts_at: tuple[SQLiteConnection, int] | None = None
 
     @property
@@ -71,8 +72,10 @@ class FaultyEngine(MemoryEngine):
         """All facts, in order of serial."""
         connection = self.database.connection
         if self._facts_at != (connection, connection.total_changes):
-            rows = connection.execute(f"SELECT {CHECKED_FACT} FROM facts ORDER BY serial")
-            self._facts = list(facts_of(rows))
+            rows = connection.execute(f"SELECT {CHECKED_FACT} FROM facts ORDER BY serial").fetchall()
+            # The simulations look after each commit: a row that has not changed was checked before.
+            self._checked = {row: self._checked.get(row) or fact_of(row) for row in rows}
+            self._facts = list(self._checked.values())
             self._facts_at = connection, connection.total_changes
         return self._facts
 

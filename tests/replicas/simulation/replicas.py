@@ -33,7 +33,7 @@ from synrepl.replication.retention import keys_of
 from synrepl.replication.serving import feed as feed_module
 from synrepl.replication.serving import text_pages as pages_module
 from synrepl.storage.schema import end_of_log
-from synrepl.streams.atomic_appends import STREAM, end_of
+from synrepl.streams.atomic_appends import STREAM, last_serial
 from synrepl.streams.declaration import stream_of
 from synrepl.streams.declared import StreamBody
 from synrepl.streams.facts import Fact
@@ -59,6 +59,9 @@ AIMS: Final = (
 
 _GROUP: Final = re.compile(rb"@group[0-9]+-[0-9]+")
 _GROUPED: Final = ("push_rules", "to_device")
+_ROWS_OF_APPENDS: Final = (
+    f"SELECT stream, serial, rows FROM facts WHERE stream IN {(STREAM, *_GROUPED)} ORDER BY serial"
+)
 
 DISK_FULL: Final = StorageError(op="commit", why="the disk is full", retryable=True)
 ANSWER_SECONDS: Final = 2.0
@@ -436,38 +439,38 @@ class ReplicaSimulation(SeededRun):
             return
         if not self._is_readable(node):
             return
-        head, facts = node.log.head, node.engine.facts
-        looked_at = (facts, head.position, head.trimmed_upto, head.epoch_starts)
+        head, connection = node.log.head, node.engine.database.connection
+        looked_at = (connection, connection.total_changes, head)
         if self._groups_checked.get(node.name) == looked_at:
             return
         self._groups_checked[node.name] = looked_at
+        # This is after each commit: only the streams that it is about.
+        rows = connection.execute(_ROWS_OF_APPENDS).fetchall()
         trimmed = head.trimmed_upto.serial
         serials: dict[bytes, list[int]] = {}
-        for fact in facts:
-            if fact.stream in _GROUPED and (match := _GROUP.search(fact.rows)):
-                serials.setdefault(match[0], []).append(fact.serial)
+        for stream, serial, json in rows:
+            if stream != STREAM and (match := _GROUP.search(json)):
+                serials.setdefault(match[0], []).append(serial)
         # What is trimmed has no groups any more: facts that others replaced are gone.
         found = {group: len(at) for group, at in serials.items() if at[0] > trimmed + 1}
-        self._check_openings(node, trimmed)
+        self._check_openings(node, [(serial, json) for stream, serial, json in rows if stream == STREAM])
         for group, count in found.items():
             if count != 2 * int(group.rpartition(b"-")[2]):
                 self._fail(f"{node.name} has {count} facts of {group.decode()}")
 
-    def _check_openings(self, node: FakeNode, trimmed: int) -> None:
+    def _check_openings(self, node: FakeNode, openings: Sequence[tuple[int, bytes]]) -> None:
         """Neither the log, nor what was trimmed, nor an epoch ends inside an atomic append."""
         log = node.log
         ends = [
             ("the log", log.position.serial),
-            ("what is trimmed", trimmed),
+            ("what is trimmed", log.head.trimmed_upto.serial),
             *((f"epoch {start.epoch - 1}", start.serial) for start in log.head.epoch_starts),
         ]
-        for fact in node.engine.facts:
-            if fact.stream != STREAM:
-                continue
-            end = end_of(fact)
+        for serial, rows in openings:
+            end = last_serial(serial, rows)
             for what, at in ends:
-                if fact.serial <= at < end:
-                    self._fail(f"{what} of {node.name} ends at {at}, inside the append from {fact.serial} on")
+                if serial <= at < end:
+                    self._fail(f"{what} of {node.name} ends at {at}, inside the append from {serial} on")
 
     def _change_keys(self) -> None:
         """Somebody makes a key, or revokes one; names come again."""
