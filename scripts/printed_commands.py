@@ -333,6 +333,8 @@ def run_page(page: str, programs: Path, path: str) -> None:
             "HOME": folder,
             "LANG": "C.UTF-8",
             "PYTHONPATH": path,
+            # Each Spark lives for seconds here.
+            "SPARK_CONF_DIR": str(ROOT / "tests/pipeline/spark_conf"),
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
         story = Story(page, top, environment)

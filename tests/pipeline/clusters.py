@@ -35,7 +35,6 @@ QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a Java that lives for seconds: it compiles less, with one thread for garbage, and so starts sooner."""
 
 QUICK: Final = {
-    "spark.driver.extraJavaOptions": QUICK_JAVA,
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
@@ -77,7 +76,6 @@ def connect_server(*, env: Mapping[str, str] = MappingProxyType({})) -> Iterator
         "spark.connect.grpc.binding.port": "0",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": QUICK_JAVA,
         "spark.ui.enabled": "false",
         **QUICK,
     }
@@ -120,7 +118,6 @@ class _Programs:
             "JAVA_HOME": str(make_java_home(self.folder / "java")),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JAVA} -Dspark.master.rest.enabled=false",
-            "SPARK_LAUNCHER_OPTS": QUICK_JAVA,
             "SPARK_LOCAL_DIRS": str(self.folder / "scratch"),
             "SPARK_LOCAL_IP": "127.0.0.1",
         }

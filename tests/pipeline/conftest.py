@@ -1,6 +1,8 @@
 """What all tests of the pipeline share: a Spark, and a server of Spark Connect, which take long to start."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -8,11 +10,15 @@ import pytest
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.session import session
-from tests.pipeline.clusters import QUICK, connect_server
+from tests.pipeline.clusters import QUICK, QUICK_JAVA, connect_server
 from tests.pipeline.object_stores import CREDENTIALS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# What each Spark of a program takes that a test starts, and the Java that starts it.
+os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark_conf"))
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
 
 
 @pytest.hookimpl(tryfirst=True)

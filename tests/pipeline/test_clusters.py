@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from tests.pipeline.clusters import QUICK, QUICK_JAVA, run_python, standalone_cluster
+from tests.pipeline.clusters import QUICK, run_python, standalone_cluster
 from tests.processes.loading import LONG, size
 from tests.processes.replicas import fill
 from tests.service.processes import Daemon
@@ -46,8 +46,6 @@ print(json.dumps([
 
 CONF: Final = {
     **({} if LONG else QUICK),
-    "spark.driver.extraJavaOptions": QUICK_JAVA,
-    "spark.executor.extraJavaOptions": QUICK_JAVA,
     "spark.sql.shuffle.partitions": "4",
 }
 

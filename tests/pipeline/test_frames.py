@@ -18,7 +18,7 @@ from synrepl.http_client import BlockingClient
 from synrepl.pipeline.java import make_java_home
 from synrepl.pipeline.source.rows import explode
 from tests.pipeline.archives import batch_of_facts
-from tests.pipeline.clusters import QUICK_JAVA, run_python
+from tests.pipeline.clusters import run_python
 from tests.processes.loading import changelog
 from tests.processes.replicas import fill
 from tests.service.processes import Daemon
@@ -148,7 +148,6 @@ def told(daemon: Daemon, right: Any, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("frames")
     env = {
         "JAVA_HOME": str(make_java_home(folder / "java")),
-        "JAVA_TOOL_OPTIONS": QUICK_JAVA,
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }

@@ -13,7 +13,7 @@ import pytest
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.session import check_master, process_settings, session, session_settings
-from tests.pipeline.clusters import QUICK_JAVA, ROOT, run_python
+from tests.pipeline.clusters import ROOT, run_python
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 SHUFFLE = "spark.sql.shuffle.partitions"
 
 WHOLE_LIFE = """
-import os, sys
+import os
 from synrepl.pipeline.session import session
 ours = ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP")
 before = [os.environ.get(name) for name in ours]
-spark = session(app="life", master="local[1]", conf={"spark.driver.extraJavaOptions": sys.argv[1]})
+spark = session(app="life", master="local[1]")
 assert [os.environ.get(name) for name in ours] == before
 spark.range(3).write.saveAsTable("left")
 try:
@@ -164,7 +164,7 @@ def test_a_whole_life_leaves_no_word_and_no_file(tmp_path: Path) -> None:
     temporary.mkdir()
 
     result = subprocess.run(
-        [sys.executable, "-c", WHOLE_LIFE, QUICK_JAVA],
+        [sys.executable, "-c", WHOLE_LIFE],
         cwd=here,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), "XDG_CACHE_HOME": str(cache)},
         capture_output=True,
