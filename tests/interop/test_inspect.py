@@ -226,7 +226,6 @@ def driver(homeserver: Homeserver) -> Driver:
     return driver
 
 
-@pytest.mark.story
 def test_silent_while_all_is_well(homeserver: Homeserver, traffic: Driving) -> None:
     """Under traffic, with idle writers, ids that were rolled back, and processes that are restarted."""
     until = time.monotonic() + HEALTHY_SECONDS
@@ -332,7 +331,6 @@ def test_a_probe_names_the_worker_that_is_late(listener: tuple[Homeserver, Proxy
 
 
 @fault
-@pytest.mark.story
 def test_a_stopped_worker(homeserver: Homeserver) -> None:
     """As SIGSTOP, or a thread that never ends, leaves it."""
     process = homeserver.processes[WORKER].pid

@@ -102,7 +102,6 @@ def assert_log_has(site: Site, mark: int, gone: float = -inf) -> None:
     until_none(partial(lacking, site, mark, gone))
 
 
-@pytest.mark.story
 def test_it_runs_without_a_complaint(site: Site) -> None:
     """Traffic of every kind that the release knows; the log has all of it, the processes stand together."""
     recorder = site.recorder
@@ -135,7 +134,6 @@ def test_a_worker_is_killed_and_restarted(site: Site, name: str) -> None:
     until_none(lambda: apart(site, user))
 
 
-@pytest.mark.story
 def test_the_daemon_is_killed_and_restarted(site: Site) -> None:
     """The processes come back by themselves, and find out what they missed; so does the log."""
     mark = site.recorder.mark()
