@@ -59,18 +59,20 @@ class LateStreams:
         self._waits: dict[str, _Wait] = {}
         self._failed: dict[int, tuple[str, str, _Wait]] = {}
         self._ends: dict[int, _Wait] = {}
-        self._open: dict[tuple[str, str], int] = {}
+        self._open: dict[str, dict[str, int]] = {}  # lines of waits, by request and stream
 
     def see_pair(self, match: Match, request: str, number: int) -> None:
         """Keep that a wait began, until a line ends it; each line is seen, however many there are."""
         key = match.message.key
         if key in (*_FAILED, _ANSWERED) and request:
-            for one in [one for one in self._open if one[0] == request]:
-                del self._open[one]
+            self._open.pop(request, None)
         elif key in (_WAITS, _COME, _GAVE_UP) and (named := _NAMED.search(match.text)):
-            self._open.pop((request, named["stream"]), None)
+            streams = self._open.pop(request, {})
+            streams.pop(named["stream"], None)
             if key == _WAITS:
-                _keep(self._open, (request, named["stream"]), number)
+                _keep(streams, named["stream"], number)
+            if streams:
+                _keep(self._open, request, streams)
 
     def see(
         self, match: Match, passage: Passage, header: Header, number: int, exceptions: Sequence[str]
@@ -125,11 +127,12 @@ class LateStreams:
         is_whole = passage.count > len(passage.lines)  # of all waits, of which the first lines are kept
         if (row := _wait(passage, "", 0)) is None:
             return passage
-        ongoing = [
+        ongoing = sorted(
             (line, stream)
-            for (_, stream), line in self._open.items()
+            for streams in self._open.values()
+            for stream, line in streams.items()
             if is_whole or (stream == row.stream and line in passage.lines)
-        ]
+        )
         if not ongoing:
             return passage
         known = [(one, fault) for one in ongoing if (fault := _fault_of(one[1], passage)) is not None]
