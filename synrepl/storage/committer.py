@@ -117,6 +117,10 @@ class Committer:
         self._logger = logger
         self._tasks = Tasks(logger, "log")
         self._queue: deque[AppendRequest] = deque()
+        # How many requests were ever queued, and answered; both in the order of the queue.
+        self._queued = 0
+        self._answered = 0
+        self._waiting_writes = 0
         self._keyed: dict[AppendKey, AppendRequest] = {}
         # Closed while a group or an exclusive write is under way.
         self._idle = Gate()
@@ -135,7 +139,7 @@ class Committer:
     async def close(self) -> None:
         """Refuse new requests, and commit the queued ones."""
         self.is_open = False
-        await self._wait_until_idle()
+        await self._wait_for_earlier()
         self._timer.stop()
         self._trial.stop()
 
@@ -178,6 +182,7 @@ class Committer:
         if request.key is not None:
             self._keyed[request.key] = request
         self.pending_bytes += request.size
+        self._queued += 1
         self._queue.append(request)
         if not delay:
             self._start_writing()
@@ -227,7 +232,7 @@ class Committer:
         self._uncertain_write = digest, apply
 
     async def _exclude(self) -> None:
-        await self._wait_until_idle()
+        await self._wait_for_earlier()
         if not self.is_open:
             raise StorageError(op="write", why="the log is not open", retryable=True)
         self._idle.close()
@@ -237,11 +242,19 @@ class Committer:
         if self._queue or self._uncertain_commit is not None:
             self._start_writing()
 
-    async def _wait_until_idle(self) -> None:
-        if self._queue:
-            self._start_writing()
-        while not self._idle.is_open:
-            await self._idle.wait_open()
+    async def _wait_for_earlier(self) -> None:
+        """Wait until all requests of now are answered, and nothing is being written.
+
+        Later ones may have to wait: a queue that never empties must not hold up an exclusive write.
+        """
+        earlier = self._queued
+        self._waiting_writes += 1
+        try:
+            while self._answered < earlier or not self._idle.is_open:
+                self._start_writing()
+                await self._idle.wait_open()
+        finally:
+            self._waiting_writes -= 1
 
     def _start_writing(self) -> None:
         if self._idle.is_open:
@@ -290,6 +303,8 @@ class Committer:
                     break
                 if self._queue:
                     await self._write_group(self._next_batch())
+                if self._waiting_writes:
+                    break  # they go on with the queue
         finally:
             self._idle.open()
 
@@ -435,6 +450,7 @@ class Committer:
 
     def _resolve(self, request: AppendRequest, response: Appended | StorageError | None) -> None:
         self.pending_bytes -= request.size
+        self._answered += 1
         if request.key is not None:
             del self._keyed[request.key]
             if response is None:

@@ -765,6 +765,37 @@ class LifeTests(LogCase):
         self.assertEqual([1, 2, 3], [self.successResultOf(answer).first_serial for answer in answers])
         self.assertEqual(3, log.head.serial)
 
+    def test_flush_waits_for_appends_behind_an_exclusive_write(self) -> None:
+        """A replica acknowledges what it flushed: a fact that waited for a trim was not stored yet."""
+        log = self.started(FaultyEngine(), delay=lambda: 0.1)
+        epoch = Deferred.fromCoroutine(log.epochs.begin_next("lost"))
+        answer = log.append("events", "w1", [A])
+        flushed = Deferred.fromCoroutine(log.flush())
+
+        self.clock.advance(0.1)
+        self.successResultOf(epoch)
+        self.assertNoResult(flushed)
+        self.clock.advance(0.1)
+
+        self.assertIsNone(self.successResultOf(flushed))
+        self.assertEqual(1, self.successResultOf(answer).first_serial)
+
+    def test_appends_without_a_pause_do_not_hold_up_an_exclusive_write(self) -> None:
+        """Under load the queue is never empty: a log could neither be trimmed nor handed over."""
+        log = self.started(FaultyEngine(), delay=lambda: 0.1)
+
+        def append(_: object = None) -> None:
+            log.append("events", "w1", [A]).addCallback(append)
+
+        append()
+        epoch = Deferred.fromCoroutine(log.epochs.begin_next("lost"))
+        append()
+        self.clock.pump([0.1] * 3)
+
+        self.assertEqual(1, self.successResultOf(epoch).serial)
+        self.clock.pump([0.1] * 5)
+        self.assertGreater(log.head.serial, 5)
+
     def test_flush_of_a_stopped_log_fails(self) -> None:
         """Nobody may take silence for safety."""
         log = self.started(FaultyEngine())
