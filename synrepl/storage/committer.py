@@ -125,9 +125,8 @@ class Committer:
         # Closed while a group or an exclusive write is under way.
         self._idle = Gate()
         self._uncertain_commit: CommitGroup | None = None
-        # After a failed exclusive write of unknown outcome: the digest it would have reached, and how to
-        # apply it.
-        self._uncertain_write: tuple[str, Callable[[], None]] | None = None
+        # After a failed exclusive write of unknown outcome: what applies it, given the head of the database.
+        self._uncertain_write: Callable[[Head], None] | None = None
         self._timer = Timer(clock, self._start_writing)
         self._trial = Timer(clock, self._start_trial)
 
@@ -212,11 +211,7 @@ class Committer:
                     raise error
                 if self.not_ours is not None:
                     raise self.not_ours
-                if self._uncertain_write is not None:
-                    head = await self._thread.run(self._engine.head)
-                    (digest, apply), self._uncertain_write = self._uncertain_write, None
-                    if head.digest == digest != self._head.digest:
-                        apply()
+                await self._resolve_uncertain_write()
                 return await work()
             finally:
                 self._include()
@@ -224,12 +219,11 @@ class Committer:
         result = Deferred[T]()
         return detached(run(), result)
 
-    def doubt(self, digest: str, apply: Callable[[], None]) -> None:
-        """Look up before the next exclusive write whether the current one reached this digest.
-
-        If so, `apply` advances the head.
+    def doubt(self, settle: Callable[[Head], None]) -> None:
+        """The outcome of the current exclusive write is unknown: before the next write of any kind, `settle`
+        gets the head of the database, and applies to the log's what was stored after all.
         """
-        self._uncertain_write = digest, apply
+        self._uncertain_write = settle
 
     async def _exclude(self) -> None:
         await self._wait_for_earlier()
@@ -298,7 +292,10 @@ class Committer:
     async def _write(self) -> None:
         try:
             while self._queue or self._uncertain_commit is not None:
-                if (error := await self._resolve_uncertain_commit()) is not None:
+                error = await self._resolve_uncertain_commit()
+                if error is None and self._uncertain_write is not None:
+                    error = await self._look_up_write()
+                if error is not None:
                     self._fail_queue(error)
                     break
                 if self._queue:
@@ -384,6 +381,23 @@ class Committer:
                 return group, None
             return (None if now.digest == group.before else group), failure
         return group, None
+
+    async def _resolve_uncertain_write(self) -> None:
+        if self._uncertain_write is not None:
+            head = await self._thread.run(self._engine.head)
+            settle, self._uncertain_write = self._uncertain_write, None
+            settle(head)
+
+    async def _look_up_write(self) -> StorageError | None:
+        """As `_resolve_uncertain_write`, but returns why that failed."""
+        try:
+            await self._resolve_uncertain_write()
+        except Exception as error:
+            failure = _as_storage_error(error)
+            self.problem = f"the log's position is unknown: {failure}"
+            self._try_later()
+            return failure
+        return None
 
     async def _resolve_uncertain_commit(self) -> StorageError | None:
         """Look up the outcome of an uncertain commit. Returns why that failed, or why the log is not ours."""

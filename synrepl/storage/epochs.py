@@ -4,7 +4,8 @@ from collections.abc import Callable
 from functools import partial
 
 from synrepl.base.history import EpochStart
-from synrepl.base.interfaces import IClock, IThread
+from synrepl.base.interfaces import Head, IClock, IThread
+from synrepl.errors import StorageError
 from synrepl.storage.committer import Committer
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.log_head import LogHead
@@ -64,7 +65,17 @@ class Epochs:
         async def work() -> EpochStart:
             # Made now that no append is under way.
             epoch_start = make()
-            self._head.load(await self._writing.run(partial(self._engine.begin_epoch, epoch_start)))
+
+            def settle(head: Head) -> None:
+                if epoch_start in head.epoch_starts:
+                    self._head.load(head)
+
+            try:
+                self._head.load(await self._writing.run(partial(self._engine.begin_epoch, epoch_start)))
+            except StorageError as error:
+                if error.tried:
+                    self._committer.doubt(settle)
+                raise
             return epoch_start
 
         epoch_start = await self._committer.exclusive(work)

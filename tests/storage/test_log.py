@@ -565,6 +565,28 @@ class FailureTests(LogCase):
 
         self.assertTrue(self.failure_after(began, 0.2).retryable)
 
+    def test_an_epoch_of_unknown_outcome_is_looked_up_before_the_next_write(self) -> None:
+        """Facts of the new history went into the old epoch, and those below its end were taken for known."""
+        for silent in (0, 1):
+            with self.subTest(silent=silent):
+                self.engine = FaultyEngine()
+                log = self.start()
+                self.wait(log.append_assigned("events", [("w1", 10, A), ("w1", 60, A)]))
+                self.engine.fail_next(DISK_FULL, kept=True, silent=silent)
+                began = Deferred.fromCoroutine(log.epochs.begin_next("lost", stream="events", token=20))
+                self.failure_after(began, 0.1)
+
+                if silent:
+                    self.failure_after(log.append_assigned("events", [("w1", 30, B)]), 0.2)
+                self.wait(log.append_assigned("events", [("w1", 30, B)]))
+
+                self.assertEqual(
+                    [(1, 10), (1, 60), (2, 30)], [(one.epoch, one.token) for one in self.engine.facts]
+                )
+                self.assertEqual(
+                    (2, {"w1": 30}, (True, "")), (log.head.epoch, log.positions("events"), log.healthy)
+                )
+
     def lose_track(self, log: Log, *, silent: int = 2) -> None:
         """Commit a fact and lose the database until it is unknown whether it was kept."""
         self.engine.fail_next(DISK_FULL, kept=True, silent=silent)
