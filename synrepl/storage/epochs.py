@@ -65,20 +65,32 @@ class Epochs:
         async def work() -> EpochStart:
             # Made now that no append is under way.
             epoch_start = make()
-
-            def settle(head: Head) -> None:
-                if epoch_start in head.epoch_starts:
-                    self._head.load(head)
-
             try:
-                self._head.load(await self._writing.run(partial(self._engine.begin_epoch, epoch_start)))
+                head = await self._writing.run(partial(self._engine.begin_epoch, epoch_start))
             except StorageError as error:
-                if error.tried:
-                    self._committer.doubt(settle)
-                raise
+                if not error.tried:
+                    raise
+                head = await self._look_up(epoch_start, error)
+            self._head.load(head)
+            # Here rather than after `exclusive`, so that it happens even if the caller was cancelled.
+            for callback in self._subscribers:
+                callback()
             return epoch_start
 
-        epoch_start = await self._committer.exclusive(work)
-        for callback in self._subscribers:
-            callback()
-        return epoch_start
+        return await self._committer.exclusive(work)
+
+    async def _look_up(self, epoch_start: EpochStart, error: StorageError) -> Head:
+        """The head, if the epoch was begun despite this error; which is raised if not, or not known yet."""
+
+        def settle(head: Head) -> None:
+            if epoch_start in head.epoch_starts:
+                self._head.load(head)
+
+        try:
+            head: Head = await self._writing.run(self._engine.head)
+        except StorageError:
+            self._committer.doubt(settle)
+            raise error from None
+        if epoch_start not in head.epoch_starts:
+            raise error
+        return head

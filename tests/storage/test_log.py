@@ -565,18 +565,35 @@ class FailureTests(LogCase):
 
         self.assertTrue(self.failure_after(began, 0.2).retryable)
 
+    def test_an_epoch_is_told_even_if_its_caller_was_cancelled(self) -> None:
+        """Followers would stay connected beyond what was discarded, and take new facts for known ones."""
+        log = self.start()
+        told: list[int] = []
+        log.epochs.on_started(lambda: told.append(log.head.epoch))
+        began = Deferred.fromCoroutine(log.epochs.begin_next("for a test"))
+        began.addErrback(lambda _: None)
+        began.cancel()
+
+        self.clock.pump([0.1] * 3)
+
+        self.assertEqual(([2], 2), (told, log.head.epoch))
+
     def test_an_epoch_of_unknown_outcome_is_looked_up_before_the_next_write(self) -> None:
         """Facts of the new history went into the old epoch, and those below its end were taken for known."""
-        for silent in (0, 1):
+        for silent in (0, 1, 2):
             with self.subTest(silent=silent):
                 self.engine = FaultyEngine()
                 log = self.start()
                 self.wait(log.append_assigned("events", [("w1", 10, A), ("w1", 60, A)]))
                 self.engine.fail_next(DISK_FULL, kept=True, silent=silent)
                 began = Deferred.fromCoroutine(log.epochs.begin_next("lost", stream="events", token=20))
-                self.failure_after(began, 0.1)
+                self.clock.pump([0.1] * 2)
 
                 if silent:
+                    self.failureResultOf(began, StorageError)
+                else:
+                    self.assertEqual(2, self.successResultOf(began).epoch)
+                if silent == 2:
                     self.failure_after(log.append_assigned("events", [("w1", 30, B)]), 0.2)
                 self.wait(log.append_assigned("events", [("w1", 30, B)]))
 
