@@ -36,7 +36,6 @@ ephemeral stream never. These wait for it:
 - A subscriber of the RESP port, unless the setting `resp_ack` says `sent` (`channel/part.py`).
 """
 
-import errno
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
@@ -52,11 +51,10 @@ from synrepl.base.interfaces import Head, IClock, IThread
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import Timer
 from synrepl.errors import StorageError
-from synrepl.storage.append_errors import InvalidValue, KeyReused, LogNotOurs, append_error
+from synrepl.storage.append_errors import InvalidValue, KeyReused, LogNotOurs, append_error, as_storage_error
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import AppendRequest, CommitGroup, build_group
 from synrepl.storage.log_head import LogHead
-from synrepl.storage.private_files import HINTS
 from synrepl.streams.facts import Fact
 
 T = TypeVar("T")
@@ -278,7 +276,7 @@ class Committer:
         try:
             await self._thread.run(self._engine.try_write)
         except Exception as error:
-            failure = _as_storage_error(error)
+            failure = as_storage_error(error)
             self.problem = str(failure)
             if isinstance(failure, LogNotOurs):
                 self.disown(failure)
@@ -320,7 +318,7 @@ class Committer:
             group, error = await self._thread.run(partial(self._commit_group, requests, at_ms))
         except Exception as unexpected:
             # The thread itself failed: nothing was attempted.
-            group, error = None, _as_storage_error(unexpected)
+            group, error = None, as_storage_error(unexpected)
         if error is not None:
             if not isinstance(error, InvalidValue):
                 self.problem = str(error)
@@ -370,7 +368,7 @@ class Committer:
                 # One transaction of the database, synced when this returns.
                 self._engine.commit(group.facts, group.receipts)
         except Exception as error:
-            failure = _as_storage_error(error)
+            failure = as_storage_error(error)
             if group is None or not failure.tried:
                 return None, failure
             try:
@@ -393,7 +391,7 @@ class Committer:
         try:
             await self._resolve_uncertain_write()
         except Exception as error:
-            failure = _as_storage_error(error)
+            failure = as_storage_error(error)
             self.problem = f"the log's position is unknown: {failure}"
             self._try_later()
             return failure
@@ -407,7 +405,7 @@ class Committer:
         try:
             head: Head = await self._thread.run(self._engine.head)
         except Exception as error:
-            failure = _as_storage_error(error)
+            failure = as_storage_error(error)
             if isinstance(failure, LogNotOurs):
                 self.disown(failure)
                 self._uncertain_commit = None
@@ -485,14 +483,3 @@ def detached(work: Coroutine[Any, Any, T], result: "Deferred[T]") -> "Deferred[T
 
     Deferred.fromCoroutine(work).addBoth(ended)
     return result
-
-
-def _as_storage_error(error: Exception) -> StorageError:
-    if isinstance(error, StorageError):
-        return error
-    if isinstance(error, MemoryError):
-        unexpected = StorageError(op="append", why="out of memory", hint=HINTS[errno.ENOMEM], retryable=True)
-    else:
-        unexpected = StorageError(op="append", why=f"unexpected {type(error).__name__}: {error}")
-    unexpected.__cause__ = error
-    return unexpected

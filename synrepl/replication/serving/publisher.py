@@ -20,6 +20,7 @@ ring or from the log on disk, and writes by steps 4 and 5. While its transport i
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from twisted.logger import Logger
@@ -416,7 +417,10 @@ def pump_all(ring: Ring, senders: Iterable[FollowerSender]) -> None:
             continue
         its_place = live.number, live.serial, sender.encoder.release_encoder, live.streams
         if place != its_place:
-            place, lines = its_place, ring.lines_after(*its_place)
+            place, lines = its_place, None
+            # What cannot be encoded ends this follower alone, in its own loop.
+            with suppress(Exception):
+                lines = ring.lines_after(*its_place)
         if lines is not None:
             data, last = lines
             # As `Feed.sent` does: a call for each follower would cost a twentieth of all this.
