@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from synrepl.base.metric_values import Registry
 from synrepl.base.metrics import Metrics
 from synrepl.base.settings import UNNAMED
-from synrepl.base.tasks import Tasks
+from synrepl.base.tasks import Loops, Tasks
 from synrepl.base.time import ExpiryClock
 from synrepl.config import Settings
 from synrepl.config import settings as all_settings
@@ -232,9 +232,11 @@ class Daemon(Service):
             rooms=parts,
         )
 
+        loops = Loops(reactor, self._logger, "log")
+
         def read_again() -> None:
-            self._tasks.start(declared.load(), "reading the declared streams")
-            self._tasks.start(refused.load(), "reading the refused facts")
+            loops.finish(declared.load, "reading the declared streams")
+            loops.finish(refused.load, "reading the refused facts")
 
         rules.add(declared.refusal)
         rules.add(ingest.refusal)
@@ -252,7 +254,7 @@ class Daemon(Service):
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
 
         own = Tasks(self._logger, "own facts")
-        self._stops += [own.stop, retention.stop, ingest.stop, thread.stop, listeners.stop]
+        self._stops += [own.stop, loops.stop, retention.stop, ingest.stop, thread.stop, listeners.stop]
         await declared.load()
         await refused.load()
         if not any(part.hooks() for part in parts.values()):
