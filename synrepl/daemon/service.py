@@ -1,5 +1,6 @@
 """The daemon: builds every part from the settings, starts them in order and stops them in order."""
 
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -44,6 +45,9 @@ from synrepl.wire.dialect import NEWEST
 
 RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})
 """The settings that `Daemon.reload` applies."""
+
+RECURSION_LIMIT: Final = 1_500
+"""A log of an earlier release can have rows nested in some 980 levels, which are read below many calls."""
 
 
 class Daemon(Service):
@@ -113,6 +117,7 @@ class Daemon(Service):
 
     def startService(self) -> None:
         super().startService()
+        sys.setrecursionlimit(max(RECURSION_LIMIT, sys.getrecursionlimit()))
         for warning in self.settings.warnings:
             self._logger.warn("{warning}", warning=warning)
         self._starting = self._tasks.start(self._start(), "starting")
