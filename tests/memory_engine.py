@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from synrepl.base.history import AppendReceipt
+from synrepl.base.history import AppendReceipt, EpochStart
 from synrepl.base.interfaces import Head
 from synrepl.errors import StorageError
 from synrepl.storage.checked_rows import CHECKED_FACT, LogDamage, Row, fact_of, facts_of
@@ -119,7 +119,7 @@ class FaultyEngine(MemoryEngine):
         return made
 
     def fail_next(self, error: StorageError, *, kept: bool = False, silent: int | None = None) -> None:
-        """Make the next commit raise `error`: before it stores anything, or, with `kept`, after it.
+        """Make the next commit or epoch raise `error`: before it stores anything, or, with `kept`, after it.
 
         Then `silent` calls of `head` fail as well, as for an unreachable database: with 1 (the default if
         `kept`) the outcome of the commit stays unknown; with 0 it can be read at once.
@@ -144,15 +144,26 @@ class FaultyEngine(MemoryEngine):
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
         self.database.check_open("commit")
+        with self._failing():
+            super().commit(facts, receipts, upto=upto)
+            self.commits += 1
+
+    def begin_epoch(self, epoch_start: EpochStart) -> Head:
+        with self._failing():
+            return super().begin_epoch(epoch_start)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Fail as `fail_next` said, before or after the block."""
         failure, self._failure = self._failure, None
-        if failure is not None:
-            self._head_failures = [failure[0]] * failure[2]
-            if not failure[1]:
-                raise failure[0]
-        super().commit(facts, receipts, upto=upto)
-        self.commits += 1
-        if failure is not None:
-            raise failure[0]
+        if failure is None:
+            yield
+            return
+        error, kept, silent = failure
+        if kept:
+            yield
+        self._head_failures = [error] * silent
+        raise error
 
     def staging(self) -> "FaultyEngine":
         if self.staged is None:

@@ -93,7 +93,11 @@ class Loops(Tasks):
         """Start to repeat a step, which waits until it has work. Logs the first of equal failures."""
         self.start(self._repeat(step, name), name)
 
-    async def _repeat(self, step: Callable[[], Awaitable[None]], name: str) -> None:
+    def finish(self, step: Callable[[], Awaitable[None]], name: str) -> None:
+        """Start a step, and repeat it only until it succeeds."""
+        self.start(self._repeat(step, name, once=True), name)
+
+    async def _repeat(self, step: Callable[[], Awaitable[None]], name: str, *, once: bool = False) -> None:
         backoff = Backoff(doubling(1.0, 60.0))
         while True:
             try:
@@ -113,6 +117,8 @@ class Loops(Tasks):
                 backoff.reset()
                 if self.failing.pop(name, None):
                     self._logger.info("{what}: {name} works again", what=self._what, name=name)
+                if once:
+                    return
 
 
 def shielded(coroutine: Coroutine[Any, Any, T]) -> "Deferred[T]":

@@ -1,5 +1,6 @@
 """The daemon: builds every part from the settings, starts them in order and stops them in order."""
 
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -13,7 +14,7 @@ from twisted.logger import Logger
 from synrepl.base.metric_values import Registry
 from synrepl.base.metrics import Metrics
 from synrepl.base.settings import UNNAMED
-from synrepl.base.tasks import Tasks
+from synrepl.base.tasks import Loops, Tasks
 from synrepl.base.time import ExpiryClock
 from synrepl.config import Settings
 from synrepl.config import settings as all_settings
@@ -44,6 +45,9 @@ from synrepl.wire.dialect import NEWEST
 
 RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})
 """The settings that `Daemon.reload` applies."""
+
+RECURSION_LIMIT: Final = 1_500
+"""A log of an earlier release can have rows nested in some 980 levels, which are read below many calls."""
 
 
 class Daemon(Service):
@@ -113,6 +117,7 @@ class Daemon(Service):
 
     def startService(self) -> None:
         super().startService()
+        sys.setrecursionlimit(max(RECURSION_LIMIT, sys.getrecursionlimit()))
         for warning in self.settings.warnings:
             self._logger.warn("{warning}", warning=warning)
         self._starting = self._tasks.start(self._start(), "starting")
@@ -232,9 +237,11 @@ class Daemon(Service):
             rooms=parts,
         )
 
+        loops = Loops(reactor, self._logger, "log")
+
         def read_again() -> None:
-            self._tasks.start(declared.load(), "reading the declared streams")
-            self._tasks.start(refused.load(), "reading the refused facts")
+            loops.finish(declared.load, "reading the declared streams")
+            loops.finish(refused.load, "reading the refused facts")
 
         rules.add(declared.refusal)
         rules.add(ingest.refusal)
@@ -252,7 +259,7 @@ class Daemon(Service):
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
 
         own = Tasks(self._logger, "own facts")
-        self._stops += [own.stop, retention.stop, ingest.stop, thread.stop, listeners.stop]
+        self._stops += [own.stop, loops.stop, retention.stop, ingest.stop, thread.stop, listeners.stop]
         await declared.load()
         await refused.load()
         if not any(part.hooks() for part in parts.values()):

@@ -1,10 +1,11 @@
 """Ingester: appends the facts that followers receive to the log, each once."""
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from twisted.internet.defer import Deferred
@@ -19,11 +20,13 @@ from synrepl.replication.follower.updates import FollowerEvent, Updates
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import RefusedFact
-from synrepl.streams.facts import LOST, NO_ROWS
+from synrepl.streams.facts import LOST, NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
 from synrepl.streams.writer import Writer
 from synrepl.wire import jsontext
 from synrepl.wire.commands import Replicate
+
+T = TypeVar("T")
 
 CERTIFY_SECONDS: Final = 1.0
 """How often a writer's silence is recorded in the log: each record is a fact without rows."""
@@ -42,6 +45,10 @@ BACKOFF_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 FACT_BYTES: Final = 200
 """The approximate memory of a pending fact in addition to its rows."""
+
+
+_Fact = tuple[str, int, bytes]
+"""Writer, token and rows."""
 
 
 class LoggedPositions:
@@ -67,12 +74,19 @@ class LoggedPositions:
         """Do nothing: the facts themselves are saved."""
 
 
-class _Rewind(msgspec.Struct):
-    """The lowest position that a rewound writer reported, and its answers to the queries of a follower."""
+class _Rewind(msgspec.Struct, eq=False):
+    """A writer reported `token`, below its position before; the lowest, if it did so several times.
 
+    `earlier` are the pending facts of its stream from before the report. `answers` are its answers to the
+    queries of a follower.
+    """
+
+    writer: Writer
     token: int
+    earlier: list[_Fact]
     query_follower: Follower | None = None
     answers: list[int] = []
+    is_checked: bool = False
 
 
 @dataclass(eq=False, repr=False)
@@ -90,7 +104,9 @@ class Ingester:
     `refused` first.
 
     In an ordered kept stream, a writer whose position is below its own facts in the log has lost them: its
-    database was restored from a backup. A new epoch starts, and `history_lost` is called with the stream.
+    database was restored from a backup. A new epoch starts, and `history_lost` is called with the stream. A
+    writer that does not confirm its lower position stays suspected: a fact that it then sends under a known
+    token shows a new history if the log has other rows there.
     """
 
     _logger = Logger()
@@ -104,10 +120,12 @@ class Ingester:
     def __post_init__(self) -> None:
         self.error = ""
         self.facts = 0
-        self._rewound: dict[Writer, _Rewind] = {}
-        """The writers whose history is to be checked, by stream and writer."""
+        self._rewinds: deque[_Rewind] = deque()
+        """The reports of lower positions that are to be checked, in order."""
+        self._suspected: dict[Writer, int] = {}
+        """The lower position of each writer that did not confirm it, and has not caught up with the log."""
         self._tasks = Tasks(self._logger, "ingest")
-        self._pending: dict[str, list[tuple[str, int, bytes]]] = {}
+        self._pending: dict[str, list[_Fact]] = {}
         self._pending_refused: list[RefusedFact] = []
         self._pending_bytes = 0
         self._is_storing = False
@@ -147,9 +165,10 @@ class Ingester:
     def durable_position(self, stream: str, writer: str) -> int:
         """The writer's position in the log, from any source.
 
-        -1 if there is none, for ephemeral streams, and while the history of any of its writers is checked.
+        -1 if there is none, for ephemeral streams, and while the history of any of its writers is in doubt.
         """
-        if self.table[stream].ephemeral or any(stream == name for name, _ in self._rewound):
+        doubted = (*(rewind.writer for rewind in self._rewinds), *self._suspected)
+        if self.table[stream].ephemeral or any(stream == name for name, _ in doubted):
             return -1
         return self.log.positions(stream).get(writer, -1)
 
@@ -172,18 +191,24 @@ class Ingester:
             self._tasks.start(self._store(), "storing received facts")
 
     def _on_history_event(self, query_follower: Follower | None, event: FollowerEvent) -> None:
-        if event.kind != "went_back" and not self._rewound:
+        if event.kind != "went_back" and not self._rewinds:
             return  # as nearly always
         writer = Writer(event.stream, event.writer)
-        rewind = self._rewound.get(writer)
-        if event.kind == "position" and rewind is not None and rewind.query_follower is not None:
-            rewind.answers.append(event.token)
+        if event.kind == "position":
+            for rewind in self._rewinds:
+                if rewind.writer == writer and rewind.query_follower is not None:
+                    rewind.answers.append(event.token)
         if event.kind != "went_back" or event.stream not in self.table:
             return
         stream = self.table[event.stream]
         if stream.ordered and not stream.ephemeral:
-            if rewind is None:
-                rewind = self._rewound[writer] = _Rewind(event.token)
+            earlier = self._pending.pop(event.stream, [])
+            last = self._rewinds[-1] if self._rewinds else None
+            if last is not None and last.writer == writer and not last.is_checked and not earlier:
+                rewind = last
+            else:
+                rewind = _Rewind(writer, event.token, earlier)
+                self._rewinds.append(rewind)
             rewind.token = min(event.token, rewind.token)
             if query_follower is not None:
                 # In the next reactor turn: in this one, the same POSITION is still to be processed.
@@ -249,17 +274,17 @@ class Ingester:
         try:
             # Include everything submitted in this reactor turn.
             await sleep(self.clock, 0)
-            while self._pending or self._pending_refused or self._rewound:
-                while self._rewound:
-                    writer, rewind = next(iter(self._rewound.items()))
-                    if await self._is_confirmed(writer, rewind):
-                        await self._check_history(writer, rewind.token)
-                    del self._rewound[writer]
+            while self._pending or self._pending_refused or self._rewinds:
+                while self._rewinds:
+                    await self._check_rewind(self._rewinds[0])
+                    self._rewinds.popleft()
                 pending, self._pending = self._pending, {}
                 refused, self._pending_refused = self._pending_refused, []
                 self._pending_bytes = 0
                 if refused:
                     await self._retry(partial(self.refused.keep, refused))
+                for writer, token in list(self._suspected.items()):
+                    await self._check_suspected(writer, token, pending)
                 await self._commit_all(pending)
                 blocked, self._blocked = self._blocked, []
                 for unblocked in blocked:
@@ -267,12 +292,24 @@ class Ingester:
         finally:
             self._is_storing = False
 
-    async def _is_confirmed(self, writer: Writer, rewind: "_Rewind") -> bool:
-        """Whether a writer still reports a position lower than before."""
+    async def _check_rewind(self, rewind: "_Rewind") -> None:
+        writer = rewind.writer
+        await self._commit_all({writer.stream: rewind.earlier} if rewind.earlier else {})
+        is_confirmed = await self._is_confirmed(rewind)
+        rewind.is_checked = True
+        if is_confirmed is None:
+            self._suspected[writer] = min(rewind.token, self._suspected.get(writer, rewind.token))
+            return
+        if is_confirmed:
+            await self._check_history(writer, rewind.token)
+        self._suspected.pop(writer, None)
+
+    async def _is_confirmed(self, rewind: "_Rewind") -> bool | None:
+        """Whether a writer still reports a position lower than before. None if it does not answer."""
         await sleep(self.clock, 0)
         if rewind.query_follower is None:
             return True
-        stream, name = writer
+        stream, name = rewind.writer
         for _ in range(MAX_QUERIES):
             await sleep(self.clock, QUERY_SECONDS)
             if rewind.answers:
@@ -280,36 +317,67 @@ class Ingester:
             self._query_position(rewind.query_follower, rewind)
         self._logger.warn(
             "writer {writer} of {stream} reported position {token}, lower than before, but does not"
-            " confirm it; ignored",
+            " confirm it; its next facts show whether it has lost any",
             writer=name,
             stream=stream,
             token=rewind.token,
         )
-        return False
+        return None
+
+    async def _check_suspected(self, writer: Writer, token: int, pending: dict[str, list[_Fact]]) -> None:
+        """Start a new epoch if a suspected writer sent a fact that the log has otherwise or not at all."""
+        stream, name = writer
+        facts = [one for one in pending.get(stream, ()) if one[0] == name and one[2] not in (NO_ROWS, LOST)]
+        if not facts:
+            return
+        position = self.log.positions(stream).get(name, 0)
+        known = [(at, rows) for _, at, rows in facts if at <= position]
+        if known:
+            stored, is_more = await self._read(writer, after=known[0][0] - 1, upto=known[-1][0])
+            if is_more:
+                known = [one for one in known if one[0] <= stored[-1].token]
+            stored_rows = {fact.token: fact.rows for fact in stored}
+            if any(stored_rows.get(at) != rows for at, rows in known):
+                await self._begin_epoch(writer, min(token, known[0][0] - 1))
+                del self._suspected[writer]
+                return
+        if len(known) < len(facts):
+            # It has gone through all that the log has, and said the same.
+            del self._suspected[writer]
 
     async def _check_history(self, writer: Writer, token: int) -> None:
         """Start a new epoch if the log holds facts of this writer beyond its new position."""
-        stream, name = writer
-        facts, _ = await self.log.reads.tokens(
-            stream=stream,
-            writer=name,
-            after=token,
-            upto=self.log.positions(stream).get(name, 0),
-            serial=self.log.head.serial,
-            limit=MAX_HISTORY_ROWS,
+        stored, _ = await self._read(
+            writer, after=token, upto=self.log.positions(writer.stream).get(writer.name, 0)
         )
-        if any(fact.rows != NO_ROWS for fact in facts):
-            self._logger.error(
-                "writer {writer} of {stream} was rewound to token {token}, it has lost its later facts:"
-                " a new epoch starts",
-                writer=name,
-                stream=stream,
-                token=token,
-            )
-            await self.log.epochs.begin_next("lost", stream=stream, token=token)
-            self.history_lost(stream)
+        if any(fact.rows != NO_ROWS for fact in stored):
+            await self._begin_epoch(writer, token)
 
-    async def _commit_all(self, pending: dict[str, list[tuple[str, int, bytes]]]) -> None:
+    async def _read(self, writer: Writer, *, after: int, upto: int) -> tuple[list[Fact], bool]:
+        async def read() -> tuple[list[Fact], bool]:
+            return await self.log.reads.tokens(
+                stream=writer.stream,
+                writer=writer.name,
+                after=after,
+                upto=upto,
+                serial=self.log.head.serial,
+                limit=MAX_HISTORY_ROWS,
+            )
+
+        return await self._retry(read)
+
+    async def _begin_epoch(self, writer: Writer, token: int) -> None:
+        self._logger.error(
+            "writer {writer} of {stream} was rewound to token {token}, it has lost its later facts:"
+            " a new epoch starts",
+            writer=writer.name,
+            stream=writer.stream,
+            token=token,
+        )
+        await self._retry(partial(self.log.epochs.begin_next, "lost", stream=writer.stream, token=token))
+        self.history_lost(writer.stream)
+
+    async def _commit_all(self, pending: dict[str, list[_Fact]]) -> None:
         """Commit pending facts, retrying until all are stored: later facts must not overtake them."""
         left = dict(pending)
 
@@ -328,17 +396,17 @@ class Ingester:
 
         await self._retry(commit)
 
-    async def _retry(self, store: Callable[[], Awaitable[None]]) -> None:
-        """Store something, and again until it is stored. `error` says why it is not."""
+    async def _retry(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Ask the log for something, and again until it is done. `error` says why it is not."""
         backoff = Backoff(BACKOFF_SECONDS)
         while True:
             try:
-                await store()
+                done = await work()
             except StorageError as error:
                 self.error = str(error)
             else:
                 self.error = ""
-                return
+                return done
             if backoff.failures == 0:
                 self._logger.error("cannot store received facts, retrying: {why}", why=self.error)
             await sleep(self.clock, backoff.next())

@@ -1,9 +1,11 @@
 """Errors of appends and of the log that have a type of their own."""
 
+import errno
 from typing import Final
 
 from synrepl.base.history import AppendKey
 from synrepl.errors import StorageError
+from synrepl.storage.private_files import HINTS
 
 FROM_TABLE: Final = "its facts come from the homeserver's table"
 """Why the log takes no appends to a stream whose facts are rows of a table."""
@@ -64,3 +66,15 @@ class LogNotOurs(StorageError):
 def append_error(stream: str, why: str, *, hint: str = "", retryable: bool = False) -> StorageError:
     """Make the error of a refused append."""
     return StorageError(op="append", why=why, hint=hint, stream=stream, retryable=retryable)
+
+
+def as_storage_error(error: Exception, op: str = "append") -> StorageError:
+    """The error itself, or one that says of an unexpected error what it was."""
+    if isinstance(error, StorageError):
+        return error
+    if isinstance(error, MemoryError):
+        unexpected = StorageError(op=op, why="out of memory", hint=HINTS[errno.ENOMEM], retryable=True)
+    else:
+        unexpected = StorageError(op=op, why=f"unexpected {type(error).__name__}: {error}")
+    unexpected.__cause__ = error
+    return unexpected

@@ -36,7 +36,6 @@ ephemeral stream never. These wait for it:
 - A subscriber of the RESP port, unless the setting `resp_ack` says `sent` (`channel/part.py`).
 """
 
-import errno
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
@@ -52,11 +51,10 @@ from synrepl.base.interfaces import Head, IClock, IThread
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import Timer
 from synrepl.errors import StorageError
-from synrepl.storage.append_errors import InvalidValue, KeyReused, LogNotOurs, append_error
+from synrepl.storage.append_errors import InvalidValue, KeyReused, LogNotOurs, append_error, as_storage_error
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import AppendRequest, CommitGroup, build_group
 from synrepl.storage.log_head import LogHead
-from synrepl.storage.private_files import HINTS
 from synrepl.streams.facts import Fact
 
 T = TypeVar("T")
@@ -117,13 +115,16 @@ class Committer:
         self._logger = logger
         self._tasks = Tasks(logger, "log")
         self._queue: deque[AppendRequest] = deque()
+        # How many requests were ever queued, and answered; both in the order of the queue.
+        self._queued = 0
+        self._answered = 0
+        self._waiting_writes = 0
         self._keyed: dict[AppendKey, AppendRequest] = {}
         # Closed while a group or an exclusive write is under way.
         self._idle = Gate()
         self._uncertain_commit: CommitGroup | None = None
-        # After a failed exclusive write of unknown outcome: the digest it would have reached, and how to
-        # apply it.
-        self._uncertain_write: tuple[str, Callable[[], None]] | None = None
+        # After a failed exclusive write of unknown outcome: what applies it, given the head of the database.
+        self._uncertain_write: Callable[[Head], None] | None = None
         self._timer = Timer(clock, self._start_writing)
         self._trial = Timer(clock, self._start_trial)
 
@@ -135,7 +136,7 @@ class Committer:
     async def close(self) -> None:
         """Refuse new requests, and commit the queued ones."""
         self.is_open = False
-        await self._wait_until_idle()
+        await self._wait_for_earlier()
         self._timer.stop()
         self._trial.stop()
 
@@ -178,6 +179,7 @@ class Committer:
         if request.key is not None:
             self._keyed[request.key] = request
         self.pending_bytes += request.size
+        self._queued += 1
         self._queue.append(request)
         if not delay:
             self._start_writing()
@@ -207,11 +209,7 @@ class Committer:
                     raise error
                 if self.not_ours is not None:
                     raise self.not_ours
-                if self._uncertain_write is not None:
-                    head = await self._thread.run(self._engine.head)
-                    (digest, apply), self._uncertain_write = self._uncertain_write, None
-                    if head.digest == digest != self._head.digest:
-                        apply()
+                await self._resolve_uncertain_write()
                 return await work()
             finally:
                 self._include()
@@ -219,15 +217,14 @@ class Committer:
         result = Deferred[T]()
         return detached(run(), result)
 
-    def doubt(self, digest: str, apply: Callable[[], None]) -> None:
-        """Look up before the next exclusive write whether the current one reached this digest.
-
-        If so, `apply` advances the head.
+    def doubt(self, settle: Callable[[Head], None]) -> None:
+        """The outcome of the current exclusive write is unknown: before the next write of any kind, `settle`
+        gets the head of the database, and applies to the log's what was stored after all.
         """
-        self._uncertain_write = digest, apply
+        self._uncertain_write = settle
 
     async def _exclude(self) -> None:
-        await self._wait_until_idle()
+        await self._wait_for_earlier()
         if not self.is_open:
             raise StorageError(op="write", why="the log is not open", retryable=True)
         self._idle.close()
@@ -237,11 +234,19 @@ class Committer:
         if self._queue or self._uncertain_commit is not None:
             self._start_writing()
 
-    async def _wait_until_idle(self) -> None:
-        if self._queue:
-            self._start_writing()
-        while not self._idle.is_open:
-            await self._idle.wait_open()
+    async def _wait_for_earlier(self) -> None:
+        """Wait until all requests of now are answered, and nothing is being written.
+
+        Later ones may have to wait: a queue that never empties must not hold up an exclusive write.
+        """
+        earlier = self._queued
+        self._waiting_writes += 1
+        try:
+            while self._answered < earlier or not self._idle.is_open:
+                self._start_writing()
+                await self._idle.wait_open()
+        finally:
+            self._waiting_writes -= 1
 
     def _start_writing(self) -> None:
         if self._idle.is_open:
@@ -271,7 +276,7 @@ class Committer:
         try:
             await self._thread.run(self._engine.try_write)
         except Exception as error:
-            failure = _as_storage_error(error)
+            failure = as_storage_error(error)
             self.problem = str(failure)
             if isinstance(failure, LogNotOurs):
                 self.disown(failure)
@@ -285,11 +290,16 @@ class Committer:
     async def _write(self) -> None:
         try:
             while self._queue or self._uncertain_commit is not None:
-                if (error := await self._resolve_uncertain_commit()) is not None:
+                error = await self._resolve_uncertain_commit()
+                if error is None and self._uncertain_write is not None:
+                    error = await self._look_up_write()
+                if error is not None:
                     self._fail_queue(error)
                     break
                 if self._queue:
                     await self._write_group(self._next_batch())
+                if self._waiting_writes:
+                    break  # they go on with the queue
         finally:
             self._idle.open()
 
@@ -308,7 +318,7 @@ class Committer:
             group, error = await self._thread.run(partial(self._commit_group, requests, at_ms))
         except Exception as unexpected:
             # The thread itself failed: nothing was attempted.
-            group, error = None, _as_storage_error(unexpected)
+            group, error = None, as_storage_error(unexpected)
         if error is not None:
             if not isinstance(error, InvalidValue):
                 self.problem = str(error)
@@ -358,7 +368,7 @@ class Committer:
                 # One transaction of the database, synced when this returns.
                 self._engine.commit(group.facts, group.receipts)
         except Exception as error:
-            failure = _as_storage_error(error)
+            failure = as_storage_error(error)
             if group is None or not failure.tried:
                 return None, failure
             try:
@@ -370,6 +380,23 @@ class Committer:
             return (None if now.digest == group.before else group), failure
         return group, None
 
+    async def _resolve_uncertain_write(self) -> None:
+        if self._uncertain_write is not None:
+            head = await self._thread.run(self._engine.head)
+            settle, self._uncertain_write = self._uncertain_write, None
+            settle(head)
+
+    async def _look_up_write(self) -> StorageError | None:
+        """As `_resolve_uncertain_write`, but returns why that failed."""
+        try:
+            await self._resolve_uncertain_write()
+        except Exception as error:
+            failure = as_storage_error(error)
+            self.problem = f"the log's position is unknown: {failure}"
+            self._try_later()
+            return failure
+        return None
+
     async def _resolve_uncertain_commit(self) -> StorageError | None:
         """Look up the outcome of an uncertain commit. Returns why that failed, or why the log is not ours."""
         group = self._uncertain_commit
@@ -378,7 +405,7 @@ class Committer:
         try:
             head: Head = await self._thread.run(self._engine.head)
         except Exception as error:
-            failure = _as_storage_error(error)
+            failure = as_storage_error(error)
             if isinstance(failure, LogNotOurs):
                 self.disown(failure)
                 self._uncertain_commit = None
@@ -435,6 +462,7 @@ class Committer:
 
     def _resolve(self, request: AppendRequest, response: Appended | StorageError | None) -> None:
         self.pending_bytes -= request.size
+        self._answered += 1
         if request.key is not None:
             del self._keyed[request.key]
             if response is None:
@@ -455,14 +483,3 @@ def detached(work: Coroutine[Any, Any, T], result: "Deferred[T]") -> "Deferred[T
 
     Deferred.fromCoroutine(work).addBoth(ended)
     return result
-
-
-def _as_storage_error(error: Exception) -> StorageError:
-    if isinstance(error, StorageError):
-        return error
-    if isinstance(error, MemoryError):
-        unexpected = StorageError(op="append", why="out of memory", hint=HINTS[errno.ENOMEM], retryable=True)
-    else:
-        unexpected = StorageError(op="append", why=f"unexpected {type(error).__name__}: {error}")
-    unexpected.__cause__ = error
-    return unexpected

@@ -137,7 +137,7 @@ def check_epoch_start(epoch_start: EpochStart, position: LogPosition) -> None:
         why = f"the digest of the new epoch's start is not that of the log's end, serial {serial}"
     else:
         return
-    raise StorageError(op="begin_epoch", why=why)
+    raise StorageError(op="begin_epoch", why=why, tried=False)
 
 
 def advance(positions: dict[Writer, int], facts: Iterable[Fact]) -> None:

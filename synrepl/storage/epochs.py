@@ -4,7 +4,8 @@ from collections.abc import Callable
 from functools import partial
 
 from synrepl.base.history import EpochStart
-from synrepl.base.interfaces import IClock, IThread
+from synrepl.base.interfaces import Head, IClock, IThread
+from synrepl.errors import StorageError
 from synrepl.storage.committer import Committer
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.log_head import LogHead
@@ -64,10 +65,32 @@ class Epochs:
         async def work() -> EpochStart:
             # Made now that no append is under way.
             epoch_start = make()
-            self._head.load(await self._writing.run(partial(self._engine.begin_epoch, epoch_start)))
+            try:
+                head = await self._writing.run(partial(self._engine.begin_epoch, epoch_start))
+            except StorageError as error:
+                if not error.tried:
+                    raise
+                head = await self._look_up(epoch_start, error)
+            self._head.load(head)
+            # Here rather than after `exclusive`, so that it happens even if the caller was cancelled.
+            for callback in self._subscribers:
+                callback()
             return epoch_start
 
-        epoch_start = await self._committer.exclusive(work)
-        for callback in self._subscribers:
-            callback()
-        return epoch_start
+        return await self._committer.exclusive(work)
+
+    async def _look_up(self, epoch_start: EpochStart, error: StorageError) -> Head:
+        """The head, if the epoch was begun despite this error; which is raised if not, or not known yet."""
+
+        def settle(head: Head) -> None:
+            if epoch_start in head.epoch_starts:
+                self._head.load(head)
+
+        try:
+            head: Head = await self._writing.run(self._engine.head)
+        except StorageError:
+            self._committer.doubt(settle)
+            raise error from None
+        if epoch_start not in head.epoch_starts:
+            raise error
+        return head

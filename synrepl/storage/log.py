@@ -17,7 +17,7 @@ from synrepl.base.tasks import Tasks
 from synrepl.base.time import Timer
 from synrepl.errors import StorageError
 from synrepl.storage.append_checks import AppendChecks
-from synrepl.storage.append_errors import KeyReused, append_error
+from synrepl.storage.append_errors import KeyReused, append_error, as_storage_error
 from synrepl.storage.append_gate import AppendGate
 from synrepl.storage.checked_reads import CheckedReads
 from synrepl.storage.checkpoints import Checkpoints
@@ -491,10 +491,11 @@ class Log:
         async def work() -> LogPosition:
             try:
                 trimmed_upto = await self._writing.run(partial(self._engine.trim, upto, keys, limit))
-            except StorageError as error:
+            except Exception as error:
                 # Without a probe: by the time of a retry a lease may need the facts.
-                self._checked.record_failure("trim", error, None)
-                raise
+                failure = as_storage_error(error, "trim")
+                self._checked.record_failure("trim", failure, None)
+                raise failure from error
             self._checked.health.failing.pop("trim", None)
             self.head.trimmed_upto = trimmed_upto
             return trimmed_upto

@@ -6,7 +6,7 @@ from functools import partial
 from twisted.internet.defer import Deferred
 
 from synrepl.base.history import AppendReceipt, EpochStart, LogSnapshot
-from synrepl.base.interfaces import IClock, IThread
+from synrepl.base.interfaces import Head, IClock, IThread
 from synrepl.errors import StorageError
 from synrepl.storage.checked_reads import CheckedReads
 from synrepl.storage.committer import Committer
@@ -78,7 +78,13 @@ class LogCopies:
         """
 
         async def work() -> None:
-            apply = partial(self._apply_followed, facts, receipts, upto)
+            before = self._head.digest
+            after = position_after(facts, upto, self._head.position).digest
+
+            def settle(head: Head) -> None:
+                if head.digest == after != before:
+                    self._apply_followed(facts, receipts, upto)
+
             try:
                 await self._writing.run(
                     partial(commit_followed, self._engine, self._head.position, facts, receipts, upto)
@@ -86,9 +92,9 @@ class LogCopies:
             except HistoryMismatch:
                 raise
             except StorageError:
-                self._committer.doubt(position_after(facts, upto, self._head.position).digest, apply)
+                self._committer.doubt(settle)
                 raise
-            apply()
+            self._apply_followed(facts, receipts, upto)
 
         await self._committer.exclusive(work)
 

@@ -16,7 +16,7 @@ import operator
 import typing
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, dataclass_transform, overload
+from typing import Annotated, Any, Final, Generic, Literal, NoReturn, TypeVar, dataclass_transform, overload
 
 import msgspec
 
@@ -42,6 +42,10 @@ R = TypeVar("R")
 T = TypeVar("T")
 Row = bytes | list[object] | msgspec.Struct
 """A row: JSON text, a JSON array, or an instance of a `row` class."""
+
+MAX_DEPTH: Final = 256
+"""How deep arrays and objects of a row can be nested. Python reads JSON in 1,000 levels less those of the
+calls around it, so that what is written in one place could not be read in another."""
 
 _Projections = list[tuple[RowKind, Projection | None]]
 
@@ -317,9 +321,12 @@ class Stream(Generic[R]):
             data = self._text(data)
         found = self.decode(data, dialect)
         try:
-            return self._by_class[type(found)].write(found)
+            text = self._by_class[type(found)].write(found)
         except undecodable as error:
             raise RowError(stream=self.name, why=f"cannot be written: {error}") from error
+        if jsontext.is_deeper(text, MAX_DEPTH):
+            raise RowError(stream=self.name, why=f"it is nested too deeply: at most {MAX_DEPTH} levels")
+        return text
 
     def canonical_fact(self, rows: bytes | Sequence[Row], dialect: Dialect = NEWEST) -> bytes:
         """Validate the rows of a fact, and return them as canonical JSON text.
@@ -387,6 +394,11 @@ class Stream(Generic[R]):
         if is_whole:
             return texts
         return [text for text in [self._project(text, projections) for text in texts] if text is not None]
+
+    def lacking(self, dialect: Dialect) -> tuple[bytes, ...]:
+        """How the canonical rows begin whose kind a release lacks, which `project_fact` leaves out."""
+        projections, _ = self._projections.get(dialect.release) or self._plan(dialect)
+        return tuple(kind.head for kind, projection in projections if projection is None)
 
     def project_newest(self, rows: bytes) -> list[bytes]:
         """Convert the canonical rows of a fact to the newest shape, without kept fields."""

@@ -31,6 +31,8 @@ _MAX_SEARCHED: Final = 256 * 1024
 _HALF_PAIR_ERRORS: Final = ("truncated", "surrogate", "hex escape")
 """How msgspec calls a lone surrogate, beside other things."""
 
+_string: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+
 
 def is_spaced(dialect: Dialect) -> bool:
     """Whether this release puts a space after ``,`` and ``:`` (1.19.0 stopped)."""
@@ -43,6 +45,21 @@ def dumps(value: object, *, spaced: bool = False) -> bytes:
     Raises ValueError or TypeError for NaN, infinities and types that JSON lacks.
     """
     return (_spaced if spaced else _compact).encode(value).encode("ascii")
+
+
+def is_deeper(text: bytes, most: int) -> bool:
+    """Whether arrays and objects of this valid JSON text are nested in more than `most` levels."""
+    if len(text) <= 2 * most or text.count(b"[") + text.count(b"{") <= most:
+        return False  # as nearly always
+    depth = 0
+    for byte in _string.sub(b"", text):
+        if byte in b"[{":
+            depth += 1
+            if depth > most:
+                return True
+        elif byte in b"]}":
+            depth -= 1
+    return False
 
 
 def loads(text: bytes) -> Any:

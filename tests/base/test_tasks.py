@@ -122,6 +122,14 @@ class LoopsTests(SynchronousTestCase):
             [formatEvent(event) for event in self.told],
         )
 
+    def test_a_step_that_need_be_done_once_is_tried_until_it_is(self) -> None:
+        """A log that could not be read as a copy took its place can be read a moment later."""
+        self.outcomes = [NotConnected("it rains"), None, None]
+        self.loops.finish(self.step, "going out")
+        self.clock.pump([1] * 9)
+
+        self.assertEqual((2, {}, 0), (self.steps, self.loops.failing, len(self.loops)))
+
     def test_a_fault_of_ours_is_told_with_its_traceback(self) -> None:
         """The step goes on nevertheless."""
         self.outcomes = [ZeroDivisionError(), None]

@@ -19,6 +19,7 @@ from zope.interface import implementer
 
 from synrepl.base.access import Keyring
 from synrepl.base.history import Appended
+from synrepl.base.interfaces import IThread
 from synrepl.base.metrics import Metrics
 from synrepl.errors import StorageError
 from synrepl.http_api.routes import APPEND
@@ -158,13 +159,16 @@ class SiteCase(SynchronousTestCase):
         self.addCleanup(self.publisher.stop)
         self.site = self.make_site()
 
+    def reading_thread(self) -> IThread:
+        """Where the log is read."""
+        return ImmediateThread()
+
     def make_log(self) -> Log:
         """A log that does everything at once."""
-        thread = ImmediateThread()
         return Log(
             self.engine,
-            thread,
-            thread,
+            ImmediateThread(),
+            self.reading_thread(),
             self.clock,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             unordered=[stream.name for stream in self.table if not stream.ordered],

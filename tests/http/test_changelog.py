@@ -3,6 +3,8 @@
 from hashlib import sha256
 from unittest.mock import patch
 
+from synrepl.base.interfaces import IThread
+from synrepl.testing.memory_engine import DelayedThread
 from synrepl.wire.filter import ALL, Filter
 from tests.http.builders import NOW, SiteCase, Talk, receipt, typing
 
@@ -419,3 +421,26 @@ class ChangelogTests(SiteCase):
         answer = self.ask("HEAD", CHANGELOG)
 
         self.assertEqual((200, b""), (answer.status, answer.body))
+
+
+class LateTests(SiteCase):
+    """The log is read in a thread, and what comes meanwhile is late."""
+
+    ring_bytes = 1
+
+    def reading_thread(self) -> IThread:
+        return DelayedThread(self.clock, lambda: 0.01)
+
+    def test_a_fact_that_comes_as_the_waiting_ends(self) -> None:
+        """Its serial was told, but it was not sent: a reader that went on from there never saw it."""
+        talk = Talk(self.site)
+        talk.say(self.request("GET", f"{CHANGELOG}?since=0&wait=30&streams=receipts"))
+        self.clock.pump([29.995, 0])
+        self.log.append("receipts", "master", [b'[["!r","m.read","@a:hs","$e",null,{}]]'])
+        self.clock.pump([0.01] * 10)
+
+        answer = talk.answer()
+        self.assertEqual(
+            ([1], "1"), ([fact["serial"] for fact in answer.lines()], answer.headers["synrepl-serial"])
+        )
+        self.assertTrue(answer.is_whole)

@@ -20,7 +20,7 @@ from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.memory_engine import DelayedThread
-from synrepl.wire.commands import Position
+from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import Command
 from tests.memory_engine import FaultyEngine
@@ -401,6 +401,39 @@ class TestHistory:
 
         assert ["to_device"] == setup.lost
 
+    def test_what_waited_before_the_loss_is_no_part_of_the_new_history(self) -> None:
+        """Stored after the epoch, it would make each new fact up to its token a known one."""
+        setup = Setup()
+        self.stand(setup)
+        setup.fail()
+        setup.take(5)
+        setup.wait(0.05)
+        setup.take(6)
+        setup.happens("went_back", token=2)
+        setup.take(3, rows=[b'["@new:hs"]'])
+        setup.wait(5)
+
+        assert ["to_device"] == setup.lost
+        facts = [(fact.epoch, fact.token) for fact in setup.engine.facts]
+        assert [(1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (2, 3)] == facts
+
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_an_epoch_that_fails_is_tried_again(self, kept: bool) -> None:
+        """Until it has begun nothing else is stored, and the daemon says so."""
+        setup = Setup()
+        self.stand(setup)
+        setup.engine.fail_next(StorageError(op="begin_epoch", why="the server is away"), kept=kept)
+        setup.happens("went_back", token=2)
+        setup.take(3, rows=[b'["@new:hs"]'])
+        setup.wait(0.1)
+        assert "the server is away" in setup.ingester.error
+        setup.wait(5)
+
+        assert "" == setup.ingester.error
+        assert ["to_device"] == setup.lost
+        assert [2, 3, 4, 3] == setup.tokens()
+        assert {"w1": 3} == setup.log.positions("to_device")
+
 
 class TestReached:
     """What another source has brought."""
@@ -468,3 +501,61 @@ class TestConfirming:
 
         assert [] == setup.lost
         assert [2, 3, 4, 5] == setup.tokens()
+
+    def test_its_next_facts_show_that_it_has_lost_history(self) -> None:
+        """It came back without another word: under a known token it says something else."""
+        setup = self.suspected()
+        setup.wait(10)
+        setup.take(3, rows=[b'["@new:hs"]'])
+        setup.wait()
+
+        assert ["to_device"] == setup.lost
+        assert [2, 3, 4, 3] == setup.tokens()
+        assert [1, 1, 1, 2] == [fact.epoch for fact in setup.engine.facts]
+
+    def test_its_next_facts_show_that_it_has_lost_nothing(self) -> None:
+        """It says the same again, and goes on."""
+        setup = self.suspected()
+        setup.wait(10)
+        assert -1 == setup.ingester.durable_position("to_device", "w1")
+        setup.take(3, 4, 5)
+        setup.wait()
+
+        assert [] == setup.lost
+        assert [2, 3, 4, 5] == setup.tokens()
+        assert 5 == setup.ingester.durable_position("to_device", "w1")
+
+    def test_a_writer_that_is_started_twice_after_its_loss(self) -> None:
+        """The first start of a restored homeserver ends before it answers; the second says the same."""
+        setup = Setup(confirms=True)
+        follower = Follower(
+            instance="us",
+            clock=setup.clock,
+            streams=TABLE,
+            canonical=True,
+            positions=LoggedPositions(setup.log),
+            catch_up=FakeCatchUp(),
+            external_position=setup.ingester.durable_position,
+        )
+        setup.ingester.attach(follower, confirms=True)
+
+        def at(token: int) -> Position:
+            return Position(stream="to_device", instance="w1", prev_token=token, token=token)
+
+        def row(token: int, text: bytes) -> Rdata:
+            return Rdata(stream="to_device", instance="w1", token=token, row=text)
+
+        follower.server.connected(Line(), NEWEST, SHARED)
+        follower.server.received([at(100), row(101, ROW)])
+        setup.wait()
+        follower.server.received([at(50)])
+        setup.wait(6)
+        follower.server.received([at(50)])
+        follower.server.received([row(token, b'["@new:hs"]') for token in (51, 52)])
+        setup.wait(10)
+
+        assert ["to_device"] == setup.lost
+        assert [(1, 100), (1, 101), (2, 51), (2, 52)] == [
+            (one.epoch, one.token) for one in setup.engine.facts
+        ]
+        assert {"w1": 52} == setup.log.positions("to_device")

@@ -5,9 +5,12 @@ from twisted.internet.testing import MemoryReactorClock
 
 import synrepl
 from synrepl.replication.follower.caches import Caches
+from synrepl.replication.follower.follower import Follower
+from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.strategies import SHARED
+from synrepl.streams.catalog import THREAD_SUBSCRIPTIONS
 from synrepl.testing import Cluster
-from synrepl.wire.dialect import NEWEST
+from synrepl.wire.dialect import CURRENT, NEWEST, Dialect
 from tests.ingest.test_ingester import Line
 
 
@@ -97,3 +100,30 @@ def test_a_vintage_that_drops_less_is_warned_of() -> None:
         text.split()[2] for text in texts
     }
     assert "1.163" == caches.vintage.name
+
+
+@pytest.mark.parametrize("dialect", [CURRENT, NEWEST])
+def test_what_a_later_release_wrote_is_not_certified_away(dialect: Dialect) -> None:
+    """A connection speaks 1.66 if nothing is said, and such rows drop what is cached of whole rooms."""
+    cluster, caches, rooms = Cluster(), Caches(), ["!a"]
+    follower = Follower(instance="w1", caches=caches)
+    events: list[FollowerEvent] = []
+    follower.on_event(events.append)
+    follower.on(THREAD_SUBSCRIPTIONS)(lambda updates: None)
+
+    @caches.cached(max_entries=10)
+    def get_rooms_for_user(user_id: str) -> list[str]:
+        return list(rooms)
+
+    cluster.follower(follower, dialect=dialect)
+    cluster.settle(2)
+    assert ["!a"] == get_rooms_for_user("@ada:hs")
+    rooms.append("!b")
+    cluster.append("events", ["state-all", ["!b"]])
+    cluster.settle(2)
+
+    assert ["!a", "!b"] == get_rooms_for_user("@ada:hs")
+    assert {"master": 1} == follower.positions()["events"]
+    said = [event.text for event in events if event.kind == "error"]
+    assert len(said) == (dialect is CURRENT)
+    assert all("which has no stream thread_subscriptions" in text for text in said)

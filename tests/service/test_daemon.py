@@ -6,7 +6,13 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.logger import Logger
 
+from synrepl.storage.databases import engine_for
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ImmediateThread
 from tests.service.processes import TWISTD, Daemon, Process
 
 ANYWHERE = ("--listen", "tcp:0:interface=127.0.0.1", "--http", "tcp:0:interface=127.0.0.1")
@@ -89,6 +95,30 @@ def test_what_was_stored_is_there_after_a_kill(tmp_path: Path) -> None:
 
     with Daemon(tmp_path) as daemon:
         daemon.wait_for("serial 1")
+
+
+def test_rows_that_an_earlier_release_took_are_read_however_deep_they_are_nested(tmp_path: Path) -> None:
+    """New ones are refused; those of a log are read below more calls than there were where they came in."""
+    deep = b'["!r:hs","m.read","@a:hs","$e",null,{"a":%b1%b}]' % (b"[" * 980, b"]" * 980)
+    clock, thread = Clock(), ImmediateThread()
+    log = Log(
+        engine_for(f"sqlite:{tmp_path}/synrepl.db"), thread, thread, clock, ephemeral=(), logger=Logger()
+    )
+
+    async def fill() -> None:
+        await log.start()
+        await log.append("receipts", "master", [b"[%b]" % deep])
+        await log.stop()
+
+    Deferred.fromCoroutine(fill()).addErrback(lambda failure: failure.raiseException())
+
+    with Daemon(tmp_path) as daemon:
+        for path in (
+            "/v1/changelog",
+            "/_synapse/replication/get_repl_stream_updates/receipts/x?from_token=0&upto_token=1",
+        ):
+            with urllib.request.urlopen(daemon.url + path, timeout=60) as answer:
+                assert deep in answer.read()
 
 
 @pytest.mark.story

@@ -565,6 +565,45 @@ class FailureTests(LogCase):
 
         self.assertTrue(self.failure_after(began, 0.2).retryable)
 
+    def test_an_epoch_is_told_even_if_its_caller_was_cancelled(self) -> None:
+        """Followers would stay connected beyond what was discarded, and take new facts for known ones."""
+        log = self.start()
+        told: list[int] = []
+        log.epochs.on_started(lambda: told.append(log.head.epoch))
+        began = Deferred.fromCoroutine(log.epochs.begin_next("for a test"))
+        began.addErrback(lambda _: None)
+        began.cancel()
+
+        self.clock.pump([0.1] * 3)
+
+        self.assertEqual(([2], 2), (told, log.head.epoch))
+
+    def test_an_epoch_of_unknown_outcome_is_looked_up_before_the_next_write(self) -> None:
+        """Facts of the new history went into the old epoch, and those below its end were taken for known."""
+        for silent in (0, 1, 2):
+            with self.subTest(silent=silent):
+                self.engine = FaultyEngine()
+                log = self.start()
+                self.wait(log.append_assigned("events", [("w1", 10, A), ("w1", 60, A)]))
+                self.engine.fail_next(DISK_FULL, kept=True, silent=silent)
+                began = Deferred.fromCoroutine(log.epochs.begin_next("lost", stream="events", token=20))
+                self.clock.pump([0.1] * 2)
+
+                if silent:
+                    self.failureResultOf(began, StorageError)
+                else:
+                    self.assertEqual(2, self.successResultOf(began).epoch)
+                if silent == 2:
+                    self.failure_after(log.append_assigned("events", [("w1", 30, B)]), 0.2)
+                self.wait(log.append_assigned("events", [("w1", 30, B)]))
+
+                self.assertEqual(
+                    [(1, 10), (1, 60), (2, 30)], [(one.epoch, one.token) for one in self.engine.facts]
+                )
+                self.assertEqual(
+                    (2, {"w1": 30}, (True, "")), (log.head.epoch, log.positions("events"), log.healthy)
+                )
+
     def lose_track(self, log: Log, *, silent: int = 2) -> None:
         """Commit a fact and lose the database until it is unknown whether it was kept."""
         self.engine.fail_next(DISK_FULL, kept=True, silent=silent)
@@ -764,6 +803,37 @@ class LifeTests(LogCase):
         self.assertIsNone(self.successResultOf(flushed))
         self.assertEqual([1, 2, 3], [self.successResultOf(answer).first_serial for answer in answers])
         self.assertEqual(3, log.head.serial)
+
+    def test_flush_waits_for_appends_behind_an_exclusive_write(self) -> None:
+        """A replica acknowledges what it flushed: a fact that waited for a trim was not stored yet."""
+        log = self.started(FaultyEngine(), delay=lambda: 0.1)
+        epoch = Deferred.fromCoroutine(log.epochs.begin_next("lost"))
+        answer = log.append("events", "w1", [A])
+        flushed = Deferred.fromCoroutine(log.flush())
+
+        self.clock.advance(0.1)
+        self.successResultOf(epoch)
+        self.assertNoResult(flushed)
+        self.clock.advance(0.1)
+
+        self.assertIsNone(self.successResultOf(flushed))
+        self.assertEqual(1, self.successResultOf(answer).first_serial)
+
+    def test_appends_without_a_pause_do_not_hold_up_an_exclusive_write(self) -> None:
+        """Under load the queue is never empty: a log could neither be trimmed nor handed over."""
+        log = self.started(FaultyEngine(), delay=lambda: 0.1)
+
+        def append(_: object = None) -> None:
+            log.append("events", "w1", [A]).addCallback(append)
+
+        append()
+        epoch = Deferred.fromCoroutine(log.epochs.begin_next("lost"))
+        append()
+        self.clock.pump([0.1] * 3)
+
+        self.assertEqual(1, self.successResultOf(epoch).serial)
+        self.clock.pump([0.1] * 5)
+        self.assertGreater(log.head.serial, 5)
 
     def test_flush_of_a_stopped_log_fails(self) -> None:
         """Nobody may take silence for safety."""

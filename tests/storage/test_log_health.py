@@ -7,7 +7,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from synrepl.base.interfaces import KeysOf
-from synrepl.errors import StorageError
+from synrepl.errors import ReplicationError, RowError, StorageError
 from synrepl.storage.append_errors import InvalidValue, LogNotOurs
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sqlite import SQLiteDatabase
@@ -28,7 +28,7 @@ class Damaged(FaultyEngine):
     def __init__(self) -> None:
         super().__init__()
         self.unreadable: dict[int, StorageError] = {}
-        self.untrimmable: StorageError | None = None
+        self.untrimmable: ReplicationError | None = None
         self.not_ours: LogNotOurs | None = None
         self.unwritable: StorageError | None = None
         self.trials = 0
@@ -150,7 +150,7 @@ class WriteTests(HealthCase):
     def test_a_log_is_not_tried_while_it_is_uncertain_what_it_has(self) -> None:
         """What this daemon may have stored itself would look like the write of another one."""
         self.fail_append(GONE)
-        self.health._committer.doubt("0" * 64, lambda: None)
+        self.health._committer.doubt(lambda head: None)
 
         self.pass_seconds(30)
 
@@ -284,9 +284,13 @@ class ReadTests(HealthCase):
         self.failureResultOf(trim(), StorageError)
         self.check_unwell("a page is damaged")
 
+        self.engine.untrimmable = RowError(stream="events", why="no release has such a row")
+        self.failureResultOf(trim(), StorageError)
+        self.check_unwell("no release has such a row")
+
         self.engine.untrimmable = None
         self.pass_seconds(20)
-        self.check_unwell("a page is damaged")
+        self.check_unwell("no release has such a row")
         self.successResultOf(trim())
         self.check_well()
 

@@ -22,6 +22,22 @@ def test_old_releases_write_spaces() -> None:
     assert jsontext.dumps([1, {"a": "é"}]) == b'[1,{"a":"\\u00e9"}]'
 
 
+@pytest.mark.parametrize(
+    ("text", "depth"),
+    [
+        (b"1", 0),
+        (b"[]", 1),
+        (b"[[],[],[[]]]", 3),
+        (b'[{"a":[{}]},[]]', 4),
+        (rb'["[[[[{{{{",{"[":"\\"},"]\"[[["]', 2),
+        (b"[[[],[]],[[],[]],[[],[]]]", 3),
+    ],
+)
+def test_how_deep_a_text_is_nested(text: bytes, depth: int) -> None:
+    """Brackets in strings are text, and those that are closed count no more."""
+    assert [True] * depth + [False] * 3 == [jsontext.is_deeper(text, most) for most in range(depth + 3)]
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 def test_nan_and_infinities_are_rejected(number: float) -> None:
     """Other parsers reject them."""

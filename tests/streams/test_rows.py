@@ -35,7 +35,7 @@ from synrepl.streams.catalog import (
     StateAll,
     Typing,
 )
-from synrepl.streams.stream import Bool, Gone, Since, Stream, row
+from synrepl.streams.stream import MAX_DEPTH, Bool, Gone, Since, Stream, row
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
@@ -376,6 +376,20 @@ def test_canonical_text_is_that_of_python(value: Any) -> None:
         assert json.dumps(["p", {"x": value}], separators=(",", ":")).encode() == FEDERATION.canonical(
             text.encode()
         )
+
+
+def nested(levels: int) -> bytes:
+    """A row with so many levels."""
+    return b'["p",' + b'{"a":' * (levels - 1) + b"1" + b"}" * (levels - 1) + b"]"
+
+
+def test_a_row_that_is_nested_too_deeply_is_refused_wherever_it_comes_in() -> None:
+    """What a thread with few calls could read and store, nobody with more of them could: followers, replicas
+    and trimming stopped at that fact."""
+    assert nested(MAX_DEPTH) == FEDERATION.canonical(nested(MAX_DEPTH))
+    for deep in (nested(MAX_DEPTH + 1), nested(900), nested(5_000)):
+        with pytest.raises(RowError, match=r"nested too deeply|recursion"):
+            FEDERATION.canonical(deep)
 
 
 def test_duplicate_keys_are_read_as_python_reads_them() -> None:

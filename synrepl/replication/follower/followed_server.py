@@ -108,9 +108,20 @@ class FollowedServer:
             # Also streams that the release lacks: the server may be of another release.
             executor.handle(streams.connected_event(streams.table[name], dialect, self._strategy))
         known = [stream for stream in streams.table.known_to(dialect) if stream.name in self._executors]
+        self._report_unspoken(dialect)
         self.events.emit(FollowerEvent(kind="connected"))
         self._request(connection, [stream.name for stream in known], everything=streams.is_everything)
         self._send_syncing_users(connection)
+
+    def _report_unspoken(self, dialect: Dialect) -> None:
+        """Say which streams have a subscriber, and nothing to call it with."""
+        names = [name for name in self._executors if dialect.release not in self.streams.table[name].span]
+        if names and not self.streams.is_everything:
+            text = (
+                f"this connection speaks the release {dialect}, which has no stream"
+                f" {', '.join(sorted(names))}: nothing of it comes; give both sides a later dialect"
+            )
+            self.events.emit(FollowerEvent(kind="error", text=text))
 
     def _send_syncing_users(self, connection: Connection) -> None:
         if self._syncing_users is None:

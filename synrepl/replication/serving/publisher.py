@@ -20,6 +20,7 @@ ring or from the log on disk, and writes by steps 4 and 5. While its transport i
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from twisted.logger import Logger
@@ -126,7 +127,7 @@ class Publisher:
         self._broadcasts = Broadcasts(clock)
         self.followers: list[ServedFollower] = []
         self.channel_senders: list[FollowerSender] = []
-        self._encoders: dict[tuple[Dialect, Filter, frozenset[str]], Encoder] = {}
+        self._encoders: dict[tuple[Dialect, Filter, frozenset[str], bool], Encoder] = {}
         self.tasks = Tasks(self._logger)
         self.comparisons = EpochComparisons(log, self.tasks)
         self.lag = Lag(log, clock)
@@ -184,11 +185,17 @@ class Publisher:
             follower.epoch_started(positions)
 
     def encoder_for(
-        self, dialect: Dialect, streams: frozenset[str] | None, named: frozenset[str] = frozenset()
+        self,
+        dialect: Dialect,
+        streams: frozenset[str] | None,
+        named: frozenset[str] = frozenset(),
+        *,
+        is_synrepl: bool = False,
     ) -> tuple[Encoder, str]:
         """The encoder for followers that may read these streams (None: all), and what is held here, in words.
 
         Equal followers share an encoder. `named` are the streams that the follower has requested by name.
+        One of synrepl fetches what its release lacks.
         Only streams that this daemon holds are served; if it lacks some writers, a release that cannot tell
         writers apart is served no streams.
         """
@@ -198,17 +205,20 @@ class Publisher:
         if held.writers is not None and not strategy.pulls:
             served = Filter(frozenset())
             scope = f"{scope}, and the follower's release cannot tell writers apart"
-        encoder = self._encoders.get((dialect, served, named))
+        reads_all = is_synrepl and any(stream.lacking(dialect) for stream in self.table.known_to(dialect))
+        key = dialect, served, named, reads_all
+        encoder = self._encoders.get(key)
         if encoder is None:
             if len(self._encoders) >= MAX_ENCODERS:
                 self._encoders.clear()
-            encoder = self._encoders[dialect, served, named] = Encoder(
+            encoder = self._encoders[key] = Encoder(
                 self.table,
                 codec_of(dialect, ours=SERVER, theirs=BOTH & ~SERVER),
                 strategy,
                 withheld=self._note_withheld,
                 served=served,
                 named=named,
+                reads_all=reads_all,
             )
         return encoder, scope
 
@@ -416,7 +426,10 @@ def pump_all(ring: Ring, senders: Iterable[FollowerSender]) -> None:
             continue
         its_place = live.number, live.serial, sender.encoder.release_encoder, live.streams
         if place != its_place:
-            place, lines = its_place, ring.lines_after(*its_place)
+            place, lines = its_place, None
+            # What cannot be encoded ends this follower alone, in its own loop.
+            with suppress(Exception):
+                lines = ring.lines_after(*its_place)
         if lines is not None:
             data, last = lines
             # As `Feed.sent` does: a call for each follower would cost a twentieth of all this.

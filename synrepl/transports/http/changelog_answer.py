@@ -57,7 +57,7 @@ class _Answer:
             interest=Interest(None if query.receipts else query.filter, query.upto),
             on_head=self._reach_head,
         )
-        self.timer = Timer(context.clock, self.sender.finish)
+        self.timer = Timer(context.clock, self._end_waiting)
         self._call = call
         self._content_type = NDJSON if arrow is None else arrow.CONTENT_TYPE
         self._preamble = preamble
@@ -88,3 +88,8 @@ class _Answer:
         self._call.check_readable()
         self.timer.restart(left)
         return True
+
+    def _end_waiting(self) -> None:
+        # A fact that came just before is being read or written: the answer ends behind it.
+        if self.sender.is_waiting:
+            self.sender.finish()

@@ -2,6 +2,7 @@
 
 import random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -111,6 +112,19 @@ def test_a_follower_that_is_paused_in_the_write_goes_on_behind_it() -> None:
 
     assert ["push_rules 1"] == paused
     assert ["push_rules 1", "push_rules 2", "push_rules 3"] == setup.hears(0) == setup.hears(1)
+
+
+def test_a_fact_that_one_release_cannot_be_told_ends_its_followers_alone() -> None:
+    """Those behind them in the list got nothing more, until the fact had left the ring."""
+    setup = Setup(LEGACY, CURRENT)
+    sender = setup.publisher.followers[0].sender
+    assert sender is not None
+    with patch.object(sender.encoder.release_encoder, "lines", side_effect=ZeroDivisionError):
+        setup.append("push_rules", "push_rules")
+        setup.pass_()
+
+    assert ["push_rules 1", "push_rules 2"] == setup.hears(1)
+    assert [True, False] == [transport.disconnecting for transport in setup.transports]
 
 
 @pytest.mark.parametrize("seed", range(20))
