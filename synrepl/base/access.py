@@ -180,6 +180,14 @@ class Keyring:
         """Whether a peer that has shown this key still has it, with the same rights."""
         return key == (self._find_issued(key.name)[0] if key.issued else self._configured(key.name))
 
+    def has_lost(self, access: "Access | None", key: Key | None, certified_name: str | None) -> bool:
+        """Whether a connected peer must connect again: the key that it has shown (None: none), or its
+        certificate, gives other rights than `access` now."""
+        if key is not None:
+            return not self.is_valid(key)
+        now = None if certified_name is None else self.access_by_certificate(certified_name)
+        return self.is_required and access != now
+
     def knows_issued(self, name: str) -> bool:
         """Whether there is a valid issued key of this name."""
         return self._find_issued(name)[0] is not None
