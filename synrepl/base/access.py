@@ -109,6 +109,11 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         """The name of the key that the peer proved; empty for the shared secret, None if it proved none."""
         return self.name if self.is_proven else None
 
+    @property
+    def grant(self) -> tuple[object, ...]:
+        """All but the words of `withheld`, which change with the time, for comparisons."""
+        return self.name, self.rights, self.streams, self.instances, self.is_proven, self.is_issued
+
     def sees(self, stream: str) -> bool:
         """Whether the peer may see this stream."""
         return self.streams is None or stream in self.streams
