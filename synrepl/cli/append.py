@@ -82,7 +82,7 @@ def post_facts(
         request = APPEND.request(stream, acks=acks, timeout=timeout)
         response: dict[str, Any] = send(client, request, body, delays, on_failure)
     except RequestError as error:
-        if isinstance(error, HttpError) and not error.retryable:
+        if isinstance(error, HttpError) and not error.retryable and is_unsent:
             raise
         stored = "was not stored" if is_unsent else "may have been stored"
         raise CliError(f"{client.url}: {error}; the last batch {stored}") from error

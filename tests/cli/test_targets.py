@@ -224,6 +224,29 @@ def test_an_append_tells_what_it_knows() -> None:
         post(Daemon(ConnectError("broke off"), refused, refused))
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "is_known"),
+    [
+        (503, "upstream_away", True),
+        (503, "storage_error", False),
+        (503, "error", False),
+        (500, "internal", False),
+        (409, "table_backed", True),
+    ],
+)
+def test_a_batch_is_not_stored_only_if_the_daemon_says_so(status: int, code: str, *, is_known: bool) -> None:
+    """A commit can fail after the facts were stored, and a proxy answers 503 for an answer that was lost."""
+    error = HttpError(status, code, "no")
+    expected = "no" if not error.retryable else "the last batch was not stored"
+    with pytest.raises(
+        (HttpError, CliError), match=expected if is_known else "the last batch may have been stored"
+    ):
+        post(Daemon(*[error] * 3))
+    # What a later try is told says nothing about the first one.
+    with pytest.raises(CliError, match="the last batch may have been stored"):
+        post(Daemon(ConnectError("broke off"), *[error] * 2))
+
+
 def test_every_command_names_the_primary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a replica refuses: its answer says where the primary is."""
 
