@@ -137,6 +137,7 @@ def make_part(daemon: DaemonParts) -> FilesPart:
         rule=settings.fetch_files,
         max_bytes=settings.max_file_bytes,
         refusal=refusal,
+        is_primary=lambda: daemon.role.is_primary,
         find_stream=daemon.table.get,
         logger=Logger(namespace="synrepl.files"),
     )
