@@ -1,5 +1,7 @@
 """Which files there are, what is missing, and what people are told of it."""
 
+from unittest import mock
+
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import StorageError
@@ -252,6 +254,27 @@ class PrimaryTests(FilesCase):
 
         self.assertTrue(self.store.has(A))
         self.assertEqual(0, self.wait(self.files._maintenance.delete_unreferenced()))
+
+    def test_a_file_that_is_named_during_the_deletion_stays(self) -> None:
+        """An upload that HEAD found here is not repeated, and its old bytes have had no name for days."""
+        self.bring(b"a", A)
+        self.bring(b"b", B)
+        self.clock.advance(1)
+        self.clock.pump([3_600.0] * 23)
+
+        def commit_meanwhile() -> None:
+            self.log._subscribers.clear()
+            self.say(("one", A))
+
+        with mock.patch.object(self.files._queue, "check", commit_meanwhile):
+            self.clock.pump([3_600.0] * 2)
+        names = self.files._names
+        known = names.is_complete, self.store.has(A), self.store.has(B)
+        names._wakeup.open()
+        self.clock.pump([60.0] * 6)
+
+        self.assertEqual((False, True, True), known)
+        self.assertEqual((True, False), (self.store.has(A), self.store.has(B)))
 
     def test_files_of_an_earlier_life_are_counted_and_compared(self) -> None:
         """Those that came or went while nobody looked, too."""
