@@ -262,8 +262,11 @@ class Files:
         await self._maintenance.compare()
         return await self._disk.run(self._queue.missing, serial)
 
-    def status(self) -> dict[str, Any]:
-        """The files' part of the status. Its counts of queued and missing files may be some seconds old."""
+    def status(self, sees: Callable[[str], bool] = lambda stream: True) -> dict[str, Any]:
+        """The files' part of the status. Its counts of queued and missing files may be some seconds old.
+
+        Of the failing ones those are named whose streams the peer `sees`.
+        """
         store, summary = self._store, self._summary
         oldest = summary.oldest_since_ms
         return {
@@ -275,6 +278,7 @@ class Files:
             "failing": [
                 {name: getattr(one, name) for name in ("name", "sha256", "why", "tries", "next_at")}
                 for one in summary.failing
+                if sees(one.stream)
             ],
             "oldest_seconds": None if oldest is None else max(0.0, self._clock.seconds() - oldest / 1000),
             "missing": summary.missing,

@@ -111,6 +111,11 @@ def shown(name: str) -> str:
     return name.removeprefix(REFERENCE)
 
 
+def _stream_of(name: str) -> str:
+    """Return the stream whose row gives a file this name."""
+    return shown(name).partition(" ")[0] if name.startswith(REFERENCE) else FILES.name
+
+
 class NamedFile(msgspec.Struct, frozen=True):
     """A row of ``files``: from `serial` on the name refers to this file, or to none (`sha256` is None)."""
 
@@ -158,9 +163,13 @@ class WantedFile(msgspec.Struct, frozen=True):
 
 
 class FailingFile(msgspec.Struct, frozen=True):
-    """A file whose `tries` downloads failed, the last one because of `why`. `next_at` is the time of the next
-    retry, in seconds; `since_ms` is when the file was found to be missing, in milliseconds."""
+    """A file whose `tries` downloads failed, the last one because of `why`; a row of `stream` names it.
 
+    `next_at` is the time of the next retry, in seconds; `since_ms` is when the file was found to be missing,
+    in milliseconds.
+    """
+
+    stream: str
     name: str
     sha256: str
     why: str
@@ -598,7 +607,7 @@ class FileQueue:
             wanted=wanted,
             failing_count=failed,
             oldest_since_ms=oldest,
-            failing=[FailingFile(shown(name), *rest) for name, *rest in rows],
+            failing=[FailingFile(_stream_of(name), shown(name), *rest) for name, *rest in rows],
             first_missing=shown(first or ""),
         )
 

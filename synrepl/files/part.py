@@ -83,7 +83,7 @@ class FilesPart(Part):
     # What the status shows.
 
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
-        return {"files": self.files.status() if access.sees(FILES.name) else None}
+        return {"files": self.files.status(access.sees) if access.sees(FILES.name) else None}
 
     def problems(self) -> Sequence[Problem]:
         return self.files.problems()

@@ -94,6 +94,20 @@ class DeclaredFilesTests(FilesCase):
         self.assertEqual([], missing(files))
         self.assertTrue(self.store.has(a))
 
+    def test_their_keys_are_for_those_who_see_the_stream(self) -> None:
+        """A key for `files` reads the bytes, and not the rows of other streams."""
+        files = self.opened()
+        self.put("twisted", "24.3", ref(A), None)
+        self.say(("one", B))
+        self.clock.advance(3)
+
+        names = [
+            [one["name"] for one in files.status(*sees)["failing"]]
+            for sees in ((), ({"files"}.__contains__,))
+        ]
+
+        self.assertEqual([['packages ["twisted","24.3"] archive', "one"], ["one"]], names)
+
     def test_they_are_no_names_for_users(self) -> None:
         """Whatever names these give: the two are apart."""
         files = self.opened(replica=False)
