@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 
 from synrepl.cli import main, options
 from synrepl.cli.command import CliError
+from synrepl.cli.json_lines import JsonLines, OutputClosed
 from synrepl.cli.tables import table
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import HttpRequest
@@ -348,6 +349,27 @@ def test_a_demo_that_is_stopped_before_its_comparison_ends_with_code_0(tmp_path:
         demo.wait_for("the daemon serves followers")
 
         assert 0 == demo.terminate(), demo.lines
+
+
+def test_an_append_whose_output_is_closed_says_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``| head -1``: nobody may believe that all rows are in the log."""
+    sent: list[bytes] = []
+
+    def answer(client: BlockingClient, request: HttpRequest, body: bytes) -> object:
+        sent.append(body)
+        return {"first_serial": 9, "tokens": [8, 9]}
+
+    def close(lines: JsonLines) -> None:
+        raise OutputClosed
+
+    monkeypatch.setattr(BlockingClient, "json", answer)
+    monkeypatch.setattr(JsonLines, "flush", close)
+    result = CliRunner().invoke(
+        main, ["append", "receipts", "--url", BERLIN, "--batch", "2"], input="[1]\n" * 5
+    )
+
+    assert (1, 1) == (result.exit_code, len(sent))
+    assert "no more rows were sent; 2 facts were stored before" in result.stderr
 
 
 @pytest.mark.parametrize(
