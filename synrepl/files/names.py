@@ -648,13 +648,12 @@ class NameIndex:
 
     async def open(self) -> None:
         """Load the saved progress. If it belongs to another log, all names are read again."""
-        progress = await self._disk.run(self._queue.open)
+        # It is saved again by a stop: until the names are read again, it shows that they must be.
+        progress = self.progress = await self._disk.run(self._queue.open)
         self._is_stale = (
             bool(progress.serial) and await self._log.reads.digest(progress.serial) != progress.digest
         )
-        if not self._is_stale:
-            self.progress = progress
-            self._saved = progress.serial
+        self._saved = progress.serial
         if not self._is_watching:
             self._is_watching = True
             self._log.subscribe(self._on_committed)

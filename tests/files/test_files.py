@@ -5,6 +5,7 @@ from unittest import mock
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import StorageError
+from synrepl.files.names import FileQueue
 from synrepl.files.store import ChecksumMismatch
 from tests.files.builders import checksum
 from tests.files.setup import FilesCase, missing
@@ -56,6 +57,20 @@ class NamesTests(FilesCase):
         files = self.started(replica=False)
 
         self.assertEqual([("three", C)], missing(files))
+
+    def test_a_stop_before_another_log_is_read_forgets_nothing_of_that(self) -> None:
+        """The names of the former log would stay for ever."""
+        files = self.started(replica=False)
+        self.say(("one", A))
+        self.wait(files.stop())
+        self.log.committed.clear()
+        self.say(("two", B))
+        with mock.patch.object(FileQueue, "reset", side_effect=StorageError(op="write", why="a full disk")):
+            self.wait(self.started(replica=False).stop())
+
+        files = self.started(replica=False)
+
+        self.assertEqual([("two", B)], missing(files))
 
     def test_a_log_that_was_replaced_under_way_is_read_anew(self) -> None:
         """A replica that resynced tells so."""
