@@ -109,6 +109,11 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         """The name of the key that the peer proved; empty for the shared secret, None if it proved none."""
         return self.name if self.is_proven else None
 
+    @property
+    def grant(self) -> tuple[object, ...]:
+        """All but the words of `withheld`, which change with the time, for comparisons."""
+        return self.name, self.rights, self.streams, self.instances, self.is_proven, self.is_issued
+
     def sees(self, stream: str) -> bool:
         """Whether the peer may see this stream."""
         return self.streams is None or stream in self.streams
@@ -179,6 +184,14 @@ class Keyring:
     def is_valid(self, key: Key) -> bool:
         """Whether a peer that has shown this key still has it, with the same rights."""
         return key == (self._find_issued(key.name)[0] if key.issued else self._configured(key.name))
+
+    def has_lost(self, access: "Access | None", key: Key | None, certified_name: str | None) -> bool:
+        """Whether a connected peer must connect again: the key that it has shown (None: none), or its
+        certificate, gives other rights than `access` now."""
+        if key is not None:
+            return not self.is_valid(key)
+        now = None if certified_name is None else self.access_by_certificate(certified_name)
+        return self.is_required and access != now
 
     def knows_issued(self, name: str) -> bool:
         """Whether there is a valid issued key of this name."""

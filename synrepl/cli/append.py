@@ -82,7 +82,7 @@ def post_facts(
         request = APPEND.request(stream, acks=acks, timeout=timeout)
         response: dict[str, Any] = send(client, request, body, delays, on_failure)
     except RequestError as error:
-        if isinstance(error, HttpError) and not error.retryable:
+        if isinstance(error, HttpError) and not error.retryable and is_unsent:
             raise
         stored = "was not stored" if is_unsent else "may have been stored"
         raise CliError(f"{client.url}: {error}; the last batch {stored}") from error
@@ -119,8 +119,9 @@ def append(
     """Append rows from standard input to STREAM.
 
     Each line is a row (a JSON array) and becomes a fact. Prints {"serial", "token"} for each fact once it is
-    committed; the serial is null for ephemeral streams. Stops at the first invalid row; the rows before it
-    are stored. With --acks a fact is printed once these replicas have it on disk.
+    committed; the serial is null for ephemeral streams. Stops at the first invalid row, or when standard
+    output is closed; the rows before are stored. With --acks a fact is printed once these replicas have it on
+    disk.
     """
     if writer is not None:
         _note_new_writer(daemon, stream, writer)
@@ -132,7 +133,8 @@ def append(
                 appending.add(rows)
                 advance.step(sum(len(row.text) + 1 for row in rows), len(rows))
     except OutputClosed:
-        sys.exit(0)
+        why = f"standard output was closed, and no more rows were sent; {appending.stored_text}"
+        raise CliError(why) from None
     except KeyboardInterrupt:
         raise CliError(
             f"interrupted; {appending.stored_text}, not counting the batch in progress, which may be stored"

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any, Final
 
 import click
@@ -63,7 +64,9 @@ def replay(facts: tuple[str, ...], is_all: bool, daemon: DaemonTarget, output: O
     readers have passed: such a fact stays refused. The exit code is 1 if any fact does.
     """
     done: list[dict[str, Any]] = []
-    for some in _batches(_names(daemon, facts, is_all=is_all)):
+    # As the daemon does within a request.
+    names = sorted(_names(daemon, facts, is_all=is_all), key=itemgetter("stream", "writer", "token"))
+    for some in _batches(names):
         done += daemon.ask(REPLAY_REFUSED.request(), some)["facts"]
     lines = [f"{_shown(one)}: {printable(one['why'] or 'stored')}" for one in done]
     stored = sum(one["outcome"] in ("replayed", "known") for one in done)

@@ -24,6 +24,8 @@ UNRECORDED_SECONDS: Final = 10.0
 PAGE: Final = 1_000
 """How many names or files are processed in one step."""
 HOUR: Final = 3_600.0
+SOON: Final = 300.0
+"""After how many seconds files are deleted if not all names were known meanwhile."""
 SLICE_SECONDS: Final = 1.0
 ROUND_SECONDS: Final = 86_400.0
 SAVE_EVERY: Final = 60
@@ -189,7 +191,8 @@ class FileMaintenance:
     """Counts the files and compares them with the names; then deletes files hourly, and scrubs all in slices.
 
     A slice is scrubbed each `SLICE_SECONDS`; after a round of all files the next one begins after
-    `ROUND_SECONDS`. Files without a name are deleted after `grace_seconds`, if `are_names_known()`. `on_loss`
+    `ROUND_SECONDS`. Files without a name are deleted after `grace_seconds`, while `are_names_known()`, which
+    the disk's thread asks too. `on_loss`
     gets the checksum of each file that is damaged, or has a name and has gone missing, and the reason.
     """
 
@@ -235,7 +238,7 @@ class FileMaintenance:
             self._next_round = now + SLICE_SECONDS
         elif now >= self._next_deletion:
             await self.delete_unreferenced()
-            self._next_deletion = now + HOUR
+            self._next_deletion = now + (HOUR if self._are_names_known() else SOON)
         elif now >= self._next_round:
             await self._scrub_slice(now)
         else:
@@ -250,7 +253,7 @@ class FileMaintenance:
                 self._on_loss(sha256, "the file is missing from the disk")
 
     async def delete_unreferenced(self) -> int:
-        """If all names are known, delete files that had none for the grace period. Returns their number.
+        """While all names are known, delete files that had none for the grace period. Returns their number.
 
         Interrupted downloads of files that are not missing any more are deleted too: their last name was
         deleted, or their bytes came by an upload.
@@ -292,11 +295,15 @@ class FileMaintenance:
             self._queue.check()
 
     def _delete_page(self) -> int:
-        garbage = self._queue.garbage(int(self._grace_seconds * 1000), PAGE)
-        for sha256 in garbage:
+        deleted = []
+        for sha256 in self._queue.garbage(int(self._grace_seconds * 1000), PAGE):
+            # A fact that was committed meanwhile may name it.
+            if not self._are_names_known():
+                break
             self._store.remove(sha256)
-        self._queue.settle(garbage)
-        return len(garbage)
+            deleted.append(sha256)
+        self._queue.settle(deleted)
+        return len(deleted)
 
     async def _scrub_slice(self, now: float) -> None:
         if self._scrub is None:

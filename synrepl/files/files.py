@@ -10,6 +10,7 @@ from twisted.logger import Logger, LogLevel
 from synrepl.base.gate import Wakeup
 from synrepl.base.interfaces import IClock, IThread
 from synrepl.base.problems import Problem
+from synrepl.base.response_errors import NeverSent
 from synrepl.base.tasks import Loops
 from synrepl.base.time import Timer, sleep
 from synrepl.errors import ReplicationError, StorageError
@@ -25,6 +26,7 @@ SUMMARY_SECONDS: Final = 2.0
 """The shortest interval between two summaries of the queue."""
 PATIENCE_MS: Final = 60_000
 """How many milliseconds a file may be missing before that is a problem."""
+NO_SOURCE: Final = "no usable address of the upstream's HTTP API is known"
 
 
 class Files:
@@ -33,8 +35,8 @@ class Files:
     `rule` is ``eager`` (a replica fetches every file) or ``lazy`` (only requested files). `thread` belongs to
     this object, and is stopped with it. Files without a name are deleted after `grace_seconds`. `refusal`
     returns the error with which uploads are refused now, or None. A file of more than `max_bytes` is not
-    fetched. `find_stream` returns a declared stream, whose rows may refer to files (`stream_added`). Timeouts
-    are in seconds.
+    fetched. `is_primary` tells whether files are complete once they are stored here. `find_stream` returns a
+    declared stream, whose rows may refer to files (`stream_added`). Timeouts are in seconds.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Files:
         max_bytes: int = MAX_BYTES,
         grace_seconds: float = 86_400.0,
         refusal: Callable[[], ReplicationError | None] = lambda: None,
+        is_primary: Callable[[], bool] = lambda: True,
         find_stream: Callable[[str], Stream[Any] | None] = lambda name: None,
         logger: Logger,
     ) -> None:
@@ -57,6 +60,7 @@ class Files:
         self._store = store
         self._clock = clock
         self._refusal = refusal
+        self._is_primary = is_primary
         self._logger = logger
         self._source_rule: Rule = rule
         self._disk = DiskThread(thread, logger)
@@ -124,7 +128,10 @@ class Files:
         await self._disk.stop()
 
     async def set_source(self, fetch: IFetchFile | None) -> None:
-        """Fetch files from this source from now on (None: fetch none, as on a primary)."""
+        """Fetch files from this source from now on.
+
+        None: fetch none, as on a primary, or while no source is known.
+        """
         self._queue.rule = "none" if fetch is None else self._source_rule
         await self._disk.run(self._queue.follow, self._queue.rule)
         self._fetcher.set_source(fetch)
@@ -141,7 +148,12 @@ class Files:
 
     @property
     def is_replica(self) -> bool:
-        """Whether files are fetched from another daemon."""
+        """Whether files are fetched from another daemon, now or once its address is known."""
+        return self._fetcher.source is not None or not self._is_primary()
+
+    @property
+    def has_source(self) -> bool:
+        """Whether it is known from where files are fetched."""
         return self._fetcher.source is not None
 
     async def wait_for(self, sha256: str, timeout: float) -> bool:
@@ -180,12 +192,14 @@ class Files:
         return await self._disk.run(self._queue.name_of, sha256) is not None
 
     async def forward(self, sha256: str, hops: int = 0) -> None:
-        """Send a file to the daemon from which this replica fetches; without one (a primary) do nothing.
+        """Send a file to the daemon from which this replica fetches; on a primary do nothing.
 
         `hops` is the number of replicas that forwarded it before. Raises a `ReplicationError`.
         """
         source = self._fetcher.source
         if source is None:
+            if self.is_replica:
+                raise NeverSent(NO_SOURCE)
             return
         file = await self.open(sha256)
         if file is None:
@@ -248,8 +262,11 @@ class Files:
         await self._maintenance.compare()
         return await self._disk.run(self._queue.missing, serial)
 
-    def status(self) -> dict[str, Any]:
-        """The files' part of the status. Its counts of queued and missing files may be some seconds old."""
+    def status(self, sees: Callable[[str], bool] = lambda stream: True) -> dict[str, Any]:
+        """The files' part of the status. Its counts of queued and missing files may be some seconds old.
+
+        Of the failing ones those are named whose streams the peer `sees`.
+        """
         store, summary = self._store, self._summary
         oldest = summary.oldest_since_ms
         return {
@@ -261,6 +278,7 @@ class Files:
             "failing": [
                 {name: getattr(one, name) for name in ("name", "sha256", "why", "tries", "next_at")}
                 for one in summary.failing
+                if sees(one.stream)
             ],
             "oldest_seconds": None if oldest is None else max(0.0, self._clock.seconds() - oldest / 1000),
             "missing": summary.missing,
@@ -282,7 +300,8 @@ class Files:
             found.append(Problem(why, first.since_ms / 1000))
         oldest = summary.oldest_since_ms
         if rule == "none" and oldest is not None and oldest <= late_ms:
-            text = f"files: {summary.missing} missing, such as {summary.first_missing}; upload them again"
+            then = NO_SOURCE if self.is_replica else "upload them again"
+            text = f"files: {summary.missing} missing, such as {summary.first_missing}; {then}"
             found.append(Problem(text, oldest / 1000))
         return found
 
@@ -307,7 +326,7 @@ class Files:
         self._disk.tasks.start(self._record_loss(sha256, why), "recording a loss")
 
     async def _record_loss(self, sha256: str, why: str) -> None:
-        is_primary = self._queue.rule == "none"
+        is_primary = not self.is_replica
         await self._disk.run(self._queue.settle, [sha256])
         name = await self._disk.run(self._queue.name_of, sha256)
         what, then = "{name} ({sha256})", "upload it again" if is_primary else "it is fetched again"

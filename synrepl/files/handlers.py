@@ -10,7 +10,7 @@ from zope.interface import implementer
 
 from synrepl.base.gate import Gate
 from synrepl.errors import ReplicationError
-from synrepl.files.files import Files
+from synrepl.files.files import NO_SOURCE, Files
 from synrepl.files.part import FilesPart
 from synrepl.files.routes import GET_FILE, GET_FILE_BY_NAME, LIST_FILES, NAME_HEADER, PUT_FILE
 from synrepl.files.store import StoredFile
@@ -167,7 +167,7 @@ async def _open(call: Call, files: Files, sha256: str) -> StoredFile:
         is_here = await files.wait_for(sha256, call.query["wait"])
         if is_here and (file := await files.open(sha256)) is not None:
             return file
-        why = "this replica has not fetched it yet"
+        why = "this replica has not fetched it yet" if files.has_source else NO_SOURCE
     raise ApiError("file_not_here", f"{sha256} is not stored yet: {why}")
 
 

@@ -24,7 +24,7 @@ from synrepl.storage.log import Log
 from synrepl.storage.private_files import DiskFull, make_directory, map_errors
 from synrepl.storage.sqlite import SQLiteConnection, connect
 from synrepl.storage.sqlite_errors import map_sqlite_errors
-from synrepl.streams.catalog import FILES
+from synrepl.streams.catalog import FILES, REFERENCE
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
@@ -43,6 +43,10 @@ SHOWN_KEY_TEXT: Final = 200
 """Of a key of more than `MAX_KEY_TEXT` characters so many are in a reference's name, and its checksum."""
 
 PAGE_ROWS: Final = 1_000
+_READING: Final = "2"
+"""In which way the log was read. Releases up to 26.11.2 wrote none, and took names of ``files`` that began as
+references do for these."""
+
 UNSAVED_SERIALS: Final = 10_000
 """After how many serials without files the progress is saved."""
 
@@ -91,8 +95,6 @@ _INSERT_WANTED: Final = (
 )
 _SELECT_NAMED: Final = "SELECT name, sha256, size, serial FROM names"
 
-_REFERENCE: Final = "\x00\x01"
-"""How the names begin that rows of declared streams give; those of the stream ``files`` do not."""
 _AFTER_REFERENCES: Final = "\x00\x02"
 
 
@@ -101,12 +103,17 @@ def reference(stream: str, key: Iterable[object], column: str) -> str:
     text = jsontext.dumps(list(key)).decode()
     if len(text) > MAX_KEY_TEXT:
         text = f"{text[:SHOWN_KEY_TEXT]}... {hashlib.sha256(text.encode()).hexdigest()}"
-    return f"{_REFERENCE}{stream} {text} {column}"
+    return f"{REFERENCE}{stream} {text} {column}"
 
 
 def shown(name: str) -> str:
     """Return a name as it is shown: of a reference, the stream, the key and the column."""
-    return name.removeprefix(_REFERENCE)
+    return name.removeprefix(REFERENCE)
+
+
+def _stream_of(name: str) -> str:
+    """Return the stream whose row gives a file this name."""
+    return shown(name).partition(" ")[0] if name.startswith(REFERENCE) else FILES.name
 
 
 class NamedFile(msgspec.Struct, frozen=True):
@@ -127,13 +134,18 @@ class LogProgress(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """The text that is stored in a note; `read` parses it."""
-        return f"{self.serial} {self.digest}"
+        return f"{self.serial} {self.digest} {_READING}"
 
     @classmethod
     def read(cls, text: str) -> "LogProgress":
-        """Parse a note; the beginning of the log if it is empty."""
-        serial, _, digest = text.partition(" ")
-        return cls(int(serial), digest) if serial else cls()
+        """Parse a note; the beginning of the log if it is empty.
+
+        Without a digest if another release read the log in another way: its names are not to be trusted.
+        """
+        if not text:
+            return cls()
+        serial, digest, *reading = text.split(" ")
+        return cls(int(serial), digest if reading == [_READING] else "")
 
 
 class WantedFile(msgspec.Struct, frozen=True):
@@ -151,9 +163,13 @@ class WantedFile(msgspec.Struct, frozen=True):
 
 
 class FailingFile(msgspec.Struct, frozen=True):
-    """A file whose `tries` downloads failed, the last one because of `why`. `next_at` is the time of the next
-    retry, in seconds; `since_ms` is when the file was found to be missing, in milliseconds."""
+    """A file whose `tries` downloads failed, the last one because of `why`; a row of `stream` names it.
 
+    `next_at` is the time of the next retry, in seconds; `since_ms` is when the file was found to be missing,
+    in milliseconds.
+    """
+
+    stream: str
     name: str
     sha256: str
     why: str
@@ -523,7 +539,7 @@ class FileQueue:
         query = f"{_SELECT_NAMED} WHERE name > ? AND name >= ? AND NOT (name >= ? AND name < ?)"
         order = " ORDER BY name LIMIT ?"
         rows = self._database.read(
-            "list names", query + order, name, prefix, _REFERENCE, _AFTER_REFERENCES, limit
+            "list names", query + order, name, prefix, REFERENCE, _AFTER_REFERENCES, limit
         )
         return [NamedFile(*row) for row in rows if row[0].startswith(prefix)]
 
@@ -533,7 +549,9 @@ class FileQueue:
         return [NamedFile(*row) for row in self._database.read("list names", query, name, limit)]
 
     def find(self, name: str) -> NamedFile | None:
-        """The file to which this name refers; None if the name is not used."""
+        """The file to which this name refers; None if the name is not used, or one of a declared stream."""
+        if name.startswith(REFERENCE):
+            return None
         rows = self._database.read("look up a name", f"{_SELECT_NAMED} WHERE name = ?", name)
         return NamedFile(*rows[0]) if rows else None
 
@@ -589,7 +607,7 @@ class FileQueue:
             wanted=wanted,
             failing_count=failed,
             oldest_since_ms=oldest,
-            failing=[FailingFile(shown(name), *rest) for name, *rest in rows],
+            failing=[FailingFile(_stream_of(name), shown(name), *rest) for name, *rest in rows],
             first_missing=shown(first or ""),
         )
 
@@ -630,13 +648,12 @@ class NameIndex:
 
     async def open(self) -> None:
         """Load the saved progress. If it belongs to another log, all names are read again."""
-        progress = await self._disk.run(self._queue.open)
+        # It is saved again by a stop: until the names are read again, it shows that they must be.
+        progress = self.progress = await self._disk.run(self._queue.open)
         self._is_stale = (
             bool(progress.serial) and await self._log.reads.digest(progress.serial) != progress.digest
         )
-        if not self._is_stale:
-            self.progress = progress
-            self._saved = progress.serial
+        self._saved = progress.serial
         if not self._is_watching:
             self._is_watching = True
             self._log.subscribe(self._on_committed)
@@ -720,7 +737,8 @@ class NameIndex:
             return []
         serial = fact.serial
         if fact.stream == FILES.name:
-            named = FILES.decode_many(texts, NEWEST)
+            # Logs of releases up to 26.11.2 may have names that begin as references do: they are none.
+            named = [one for one in FILES.decode_many(texts, NEWEST) if not one.name.startswith(REFERENCE)]
             return [NamedFile(row.name, row.sha256, row.size, serial) for row in named]
         stream = self._find_stream(fact.stream)
         if stream is None:

@@ -83,7 +83,7 @@ class FilesPart(Part):
     # What the status shows.
 
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
-        return {"files": self.files.status() if access.sees(FILES.name) else None}
+        return {"files": self.files.status(access.sees) if access.sees(FILES.name) else None}
 
     def problems(self) -> Sequence[Problem]:
         return self.files.problems()
@@ -137,6 +137,7 @@ def make_part(daemon: DaemonParts) -> FilesPart:
         rule=settings.fetch_files,
         max_bytes=settings.max_file_bytes,
         refusal=refusal,
+        is_primary=lambda: daemon.role.is_primary,
         find_stream=daemon.table.get,
         logger=Logger(namespace="synrepl.files"),
     )

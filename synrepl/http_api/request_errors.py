@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from synrepl.errors import ReplicationError
 from synrepl.wire.address_list import Fault, fault_of
-from synrepl.wire.error_codes import is_retryable
+from synrepl.wire.error_codes import is_refusal, is_retryable
 
 NO_REASON: Final = {
     413: "a proxy on the way takes no body of this size: raise its limit (nginx: client_max_body_size)",
@@ -51,9 +51,9 @@ class HttpError(RequestError):
         self.message = message
         self.body = body
         self.retryable = is_retryable(status, code, body)
-        self.is_unsent = status == 503  # busy or not ready: nothing was stored, and no role changed
+        self.is_unsent = is_refusal(status, code)
         self.fault = fault_of(code)
-        self.can_try_elsewhere = self.is_unsent or self.fault is not Fault.REFUSING
+        self.can_try_elsewhere = status == 503 or self.fault is not Fault.REFUSING
         self.moved_to = str(body.get("moved_to") or "")
 
 

@@ -253,7 +253,7 @@ def _as_one(answer: _BatchAnswer) -> Appended:
 def _refusal(error: HttpError) -> "Appended | NotForwarded | None":
     """Convert the primary's error; None to retry: the outcome is unknown, or the body was corrupted."""
     match error.status, error.code:
-        case ((502 | 504), _) if not error.body:  # from a proxy
+        case ((502 | 503 | 504), _) if not error.body:  # from a proxy
             return None
         case 504, "not_here_yet":
             # From a replica on the way: the facts are stored. Wait for them as that replica did.
@@ -266,7 +266,8 @@ def _refusal(error: HttpError) -> "Appended | NotForwarded | None":
             # From a replica on the way: the primary did not receive the facts.
             return NotForwarded("upstream_unreachable", error.message)
         case 503, _:
-            return NotForwarded("upstream_away", str(error))
+            # A commit may have failed after the facts were stored.
+            return NotForwarded("upstream_away", str(error)) if error.is_unsent else None
         case ((401 | 403), _):
             checks = "check secret_file here, the rights of its key and allowed_hosts at the primary"
             why = f"the primary refuses requests of this daemon: {error}; {checks}"

@@ -136,10 +136,12 @@ class RefusedFacts:
         """Store refused facts under their own writers and tokens, and forget them. Return the outcomes.
 
         The text says why a fact was not stored. One is stored once, also if this process dies in between.
+        They are stored in the order of their tokens: a stream in order would not take an earlier one later.
         Raises `StorageError`.
         """
         kept = {_key(one.fact): one.fact for one in await self.kept()}
-        return [await self._replay(key, kept.get(key)) for key in keys]
+        outcomes = {key: await self._replay(key, kept.get(key)) for key in sorted(set(keys))}
+        return [outcomes[key] for key in keys]
 
     async def _replay(self, key: Key, one: RefusedFact | None) -> tuple[Outcome, str]:
         if one is None:
@@ -154,13 +156,14 @@ class RefusedFacts:
             return "refused", str(error)
         if stream.ephemeral:
             return "refused", f"the rows of {name} are of their moment: a log has none of them"
+        fact = jsontext.join(rows)
         position = self._log.positions(name).get(writer, -1)
-        if stream.ordered and token <= position:
+        # It may be there: an earlier replay died before it was forgotten.
+        if stream.ordered and token <= position and not await self._has(name, writer, token, fact):
             return "refused", (
                 f"the readers of {name} have passed token {token} of {writer}, they are at {position}: a"
                 " stream in order takes no late facts"
             )
-        fact = jsontext.join(rows)
         appended = await self._log.append_assigned(name, [(writer, token, fact)])
         if not appended.tokens and not await self._has(name, writer, token, fact):
             return "refused", f"the log does not take it under token {token} of {writer}"

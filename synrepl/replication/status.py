@@ -11,6 +11,7 @@ import msgspec
 
 from synrepl.base.access import LOCAL, Access
 from synrepl.base.interfaces import IClock
+from synrepl.base.problems import Problem
 from synrepl.html.humanize import counted, size, span
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.refused_facts import RefusedFacts
@@ -62,6 +63,9 @@ LOW_SHARE: Final = 0.1
 LOW_BYTES: Final = 1024**3
 """Less than this share of the log's disk, and fewer bytes, are a warning before it is full."""
 
+UNTOLD: Final = "this daemon has errors that a key for some streams does not see: ask its operator"
+"""In place of all errors, for whom their texts would name other streams, their keys, and addresses."""
+
 RECENT: Final = 20
 """The number of newest facts listed."""
 
@@ -86,16 +90,18 @@ def build_status(
 
     A lag is the worst of this daemon's own lag, behind its sources or its upstream, and its followers' lags.
     A peer whose key is limited to some streams (`access`) is told nothing that names other streams or other
-    readers: neither sources nor followers, and only its own leases.
+    readers: neither sources nor followers, only its own leases, and of errors only that there are some.
     """
     now = clock.seconds()
     is_healthy, why = log.healthy
-    errors = [] if is_healthy else [{"what": f"log: {why}", "since": round(log.failing_since(), 3)}]
+    problems = [] if is_healthy else [Problem(f"log: {why}", log.failing_since())]
     role = (hooks or Hooks()).role
     worst = [role.state()] if is_healthy else [role.state(), FAILING.word]
     parts: list[StatusPart | RoomPart] = [*rooms.values(), ingest]
-    problems = [problem for part in parts for problem in part.problems()]
-    errors += [{"what": problem.text, "since": round(problem.since, 3)} for problem in problems]
+    problems += [problem for part in parts for problem in part.problems()]
+    if problems and access.streams is not None:
+        problems = [Problem(UNTOLD, min(problem.since for problem in problems))]
+    errors = [{"what": problem.text, "since": round(problem.since, 3)} for problem in problems]
     order = states()
     state = next((word for word in order if word in worst), BEHIND.word if errors else SERVING.word)
     todo = [order[state].what_to_do] if order[state].what_to_do else []

@@ -402,6 +402,9 @@ QUARANTINED_MEDIA = Stream(
 MAX_FILE_NAME: Final = 1_024
 """The maximum length of a file's name, in characters."""
 
+REFERENCE: Final = "\x00\x01"
+"""How the names begin that the index of files gives to columns of declared streams."""
+
 
 @row
 class File:
@@ -432,6 +435,10 @@ FILES = Stream(
     tombstone=lambda row: row.action == "delete",
     since="999.0",
     origin=Origin.APPEND,
+)
+# Or whoever may write names could take away the files of other streams' rows.
+FILES.refusal = lambda row: (
+    "names that begin with \\0\\1 are reserved" if row.name.startswith(REFERENCE) else ""
 )
 
 

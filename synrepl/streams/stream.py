@@ -251,6 +251,8 @@ class Stream(Generic[R]):
         self.on_request = on_request
         self.files = files
         self.origin = origin
+        self.refusal: Callable[[R], str] | None = None
+        """Why a new fact cannot have a row, though older logs may have it (empty: it can)."""
         self.span = span(since=since, until=until)
         classes = typing.get_args(rows) if isinstance(rows, UnionType) else (rows,)
         self._kinds = [self._kind(cls, list(gone)) for cls in classes]
@@ -332,7 +334,7 @@ class Stream(Generic[R]):
         """Validate the rows of a fact, and return them as canonical JSON text.
 
         `rows` is the text of a JSON array, or a sequence of rows. Raises `RowError` for any other text, an
-        empty array, or a bad row; its `index` is the position of that row.
+        empty array, or a bad row, or one that new facts cannot have; its `index` is the position of that row.
         """
         items: Sequence[Row]
         if isinstance(rows, bytes):
@@ -348,7 +350,10 @@ class Stream(Generic[R]):
         texts: list[bytes] = []
         for item in items:
             try:
-                texts.append(self.canonical(item, dialect))
+                text = self.canonical(item, dialect)
+                if self.refusal is not None and (why := self.refusal(self.decode(text, NEWEST))):
+                    raise RowError(stream=self.name, why=why)
+                texts.append(text)
             except RowError as error:
                 raise RowError(stream=self.name, why=error.why, index=len(texts)) from error
         return jsontext.join(texts)

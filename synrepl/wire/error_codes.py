@@ -141,7 +141,13 @@ _WRITES: Final = {
         "the `writer` is a new one, and the stream has 1,000 already",
         "post as one of these, or without a writer",
     ),
-    "storage_error": ErrorCode(503, "facts cannot be made durable at the moment", "retry", None, 1),
+    "storage_error": ErrorCode(
+        503,
+        "facts cannot be made durable at the moment; they may have been stored all the same",
+        "retry, with the same `idempotency_key`",
+        None,
+        1,
+    ),
     "disk_full": ErrorCode(507, "the disk is full; the file was not stored"),
     "not_primary": ErrorCode(
         409,
@@ -163,7 +169,7 @@ _WRITES: Final = {
     ),
     "upstream_away": ErrorCode(
         503,
-        "no primary is known or reachable, it answers 503, or the daemons forward in a circle",
+        "no primary is known or reachable, it takes no facts now, or the daemons forward in a circle",
         "retry; promote with `force` where the primary is lost",
         None,
         1,
@@ -174,7 +180,7 @@ _WRITES: Final = {
     "upstream_failed": ErrorCode(502, "the primary failed, or is not a synrepl daemon"),
     "outcome_unknown": ErrorCode(
         504,
-        "the facts were sent, and no answer came",
+        "the facts were sent, and no answer came that says what became of them",
         "repeat the request with the `idempotency_key` of this answer",
         None,
         1,
@@ -226,6 +232,20 @@ _SYNAPSE: Final = {
 
 ERROR_CODES: Final = _READERS | _REQUESTS | _WRITES | _WAITS | _SYNAPSE
 """The codes of the core; a room has its own (`synrepl.declarations`)."""
+
+
+_REFUSALS: Final = frozenset(
+    {"starting", "not_ready", "busy", "handing_over", "stopped", "fenced", "read_only", "replica"}
+    | {"upstream_unreachable", "upstream_away", "upstream_refused"}
+)
+
+
+def is_refusal(status: int, code: str) -> bool:
+    """Whether the answer says for certain that nothing was done.
+
+    Other codes do not, nor does a status of a proxy, which answers 503 if a connection broke off, too.
+    """
+    return 400 <= status < 500 or code in _REFUSALS
 
 
 def is_retryable(status: int, code: str, body: Mapping[str, object]) -> bool:

@@ -35,11 +35,14 @@ class Client:
 
     transport: Any
 
-    def __init__(self, site: "Site", host: str = "127.0.0.1") -> None:
+    def __init__(self, site: "Site", host: str = "127.0.0.1", *, certificate: str = "") -> None:
         self._clock = site.clock
         self.protocol = RespFactory(site.server).buildProtocol(None)
         self.transport = StringTransport(peerAddress=IPv4Address("TCP", host, 5))
         self.transport.abortConnection = self.transport.loseConnection
+        if certificate:
+            subject = SimpleNamespace(CN=certificate)
+            self.transport.getPeerCertificate = lambda: SimpleNamespace(get_subject=lambda: subject)
         self.protocol.makeConnection(self.transport)
 
     def say(self, data: bytes) -> str:
@@ -427,6 +430,32 @@ def test_a_revoked_key_ends_its_connections() -> None:
 
     assert [full.is_closed, reader.is_closed] == [False, True]
     assert "your key was revoked" in reader.transport.value().decode()
+
+
+@pytest.mark.parametrize("left", [None, frozenset({Right.READ})], ids=["removed", "fewer-rights"])
+def test_a_revoked_certificate_ends_its_connections(left: frozenset[Right] | None) -> None:
+    """It would go on publishing for as long as it is connected, which is months."""
+    site = Site(FULL, Key(name="w1", secret=None), Key(name="w2", secret=None))
+    revoked, kept = (Client(site, certificate=name) for name in ("w1", "w2"))
+    assert [client.ask("PUBLISH", "hs", "x") for client in (revoked, kept)] == [":0\r\n"] * 2
+
+    changed = [] if left is None else [Key(name="w1", secret=None, rights=left)]
+    site.keyring.replace(Keyring(keys=[FULL, Key(name="w2", secret=None), *changed]))
+    site.server.recheck()
+
+    assert [revoked.is_closed, kept.is_closed] == [True, False]
+    assert "your key was revoked or changed" in revoked.transport.value().decode()
+
+
+def test_a_first_key_ends_the_connections_of_those_without() -> None:
+    site = Site()
+    client = site.client()
+    assert client.ask("PUBLISH", "hs", "x") == ":0\r\n"
+
+    site.keyring.replace(Keyring(keys=[FULL]))
+    site.server.recheck()
+
+    assert client.is_closed
 
 
 def test_without_keys_another_machine_may_read_and_write() -> None:

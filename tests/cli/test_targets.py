@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 
 from synrepl.cli import main, options
 from synrepl.cli.command import CliError
+from synrepl.cli.json_lines import JsonLines, OutputClosed
 from synrepl.cli.tables import table
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import HttpRequest
@@ -224,6 +225,29 @@ def test_an_append_tells_what_it_knows() -> None:
         post(Daemon(ConnectError("broke off"), refused, refused))
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "is_known"),
+    [
+        (503, "upstream_away", True),
+        (503, "storage_error", False),
+        (503, "error", False),
+        (500, "internal", False),
+        (409, "table_backed", True),
+    ],
+)
+def test_a_batch_is_not_stored_only_if_the_daemon_says_so(status: int, code: str, *, is_known: bool) -> None:
+    """A commit can fail after the facts were stored, and a proxy answers 503 for an answer that was lost."""
+    error = HttpError(status, code, "no")
+    expected = "no" if not error.retryable else "the last batch was not stored"
+    with pytest.raises(
+        (HttpError, CliError), match=expected if is_known else "the last batch may have been stored"
+    ):
+        post(Daemon(*[error] * 3))
+    # What a later try is told says nothing about the first one.
+    with pytest.raises(CliError, match="the last batch may have been stored"):
+        post(Daemon(ConnectError("broke off"), *[error] * 2))
+
+
 def test_every_command_names_the_primary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a replica refuses: its answer says where the primary is."""
 
@@ -325,6 +349,27 @@ def test_a_demo_that_is_stopped_before_its_comparison_ends_with_code_0(tmp_path:
         demo.wait_for("the daemon serves followers")
 
         assert 0 == demo.terminate(), demo.lines
+
+
+def test_an_append_whose_output_is_closed_says_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``| head -1``: nobody may believe that all rows are in the log."""
+    sent: list[bytes] = []
+
+    def answer(client: BlockingClient, request: HttpRequest, body: bytes) -> object:
+        sent.append(body)
+        return {"first_serial": 9, "tokens": [8, 9]}
+
+    def close(lines: JsonLines) -> None:
+        raise OutputClosed
+
+    monkeypatch.setattr(BlockingClient, "json", answer)
+    monkeypatch.setattr(JsonLines, "flush", close)
+    result = CliRunner().invoke(
+        main, ["append", "receipts", "--url", BERLIN, "--batch", "2"], input="[1]\n" * 5
+    )
+
+    assert (1, 1) == (result.exit_code, len(sent))
+    assert "no more rows were sent; 2 facts were stored before" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ class FilesSiteCase(SiteCase):
         self.addCleanup(lambda: self.wait(files.stop()))
         return files
 
-    def replica(self, upstream: IFetchFile, **options: Any) -> None:
+    def replica(self, upstream: IFetchFile | None, **options: Any) -> None:
         """From now on the site is that of a replica."""
         self.wait(self.files.stop())
         self.files = self.make_files(upstream, **options)

@@ -1,5 +1,7 @@
 """Rows of declared streams that refer to files: these are kept, fetched, and let go with their rows."""
 
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import ConfigError, RowError
 from synrepl.files.files import Files
+from synrepl.files.names import NamedFile, reference
 from synrepl.streams.declaration import file_columns, stream_of
 from synrepl.streams.declared import StreamBody
 from synrepl.streams.stream import Stream
@@ -91,6 +94,20 @@ class DeclaredFilesTests(FilesCase):
         self.assertEqual([], missing(files))
         self.assertTrue(self.store.has(a))
 
+    def test_their_keys_are_for_those_who_see_the_stream(self) -> None:
+        """A key for `files` reads the bytes, and not the rows of other streams."""
+        files = self.opened()
+        self.put("twisted", "24.3", ref(A), None)
+        self.say(("one", B))
+        self.clock.advance(3)
+
+        names = [
+            [one["name"] for one in files.status(*sees)["failing"]]
+            for sees in ((), ({"files"}.__contains__,))
+        ]
+
+        self.assertEqual([['packages ["twisted","24.3"] archive', "one"], ["one"]], names)
+
     def test_they_are_no_names_for_users(self) -> None:
         """Whatever names these give: the two are apart."""
         files = self.opened(replica=False)
@@ -99,6 +116,29 @@ class DeclaredFilesTests(FilesCase):
 
         self.assertEqual(["\x00", "\x00\x03", "one"], self.names(files))
         self.assertIsNone(self.wait(ensureDeferred(files.find('packages ["twisted","24.3"] archive'))))
+
+    def test_a_name_takes_no_file_from_a_row(self) -> None:
+        """Older logs may have names that begin as references do, and older releases took them for these."""
+        name = reference("packages", ("twisted", "24.3"), "archive")
+        files = self.opened(replica=False)
+        self.put("twisted", "24.3", ref(A), None)
+        self.say((name, None), ("\x00\x01other", C))
+        self.say((name, B))
+        known = [('packages ["twisted","24.3"] archive', A)]
+        self.assertEqual(known, missing(files))
+        self.assertIsNone(self.wait(ensureDeferred(files.find(name))))
+
+        # As such a release left its index.
+        rows = [NamedFile(name, None, None, 2), NamedFile(name, B, 99, 3)]
+        files._queue.note(rows, files._names.progress)
+        self.wait(files.stop())
+        with closing(sqlite3.connect(self.directory / "queue.db")) as database, database:
+            database.execute("DROP TABLE sums")
+            database.execute("UPDATE notes SET value = rtrim(rtrim(value, '2')) WHERE key = 'seen'")
+        streams = {"packages": declared()}
+        files = self.started(find_stream=streams.get, replica=False, streams=[declared()])
+
+        self.assertEqual(known, missing(files))
 
     def test_a_file_that_is_also_named_stays_when_the_row_goes(self) -> None:
         files = self.opened(replica=False)

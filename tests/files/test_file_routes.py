@@ -173,6 +173,20 @@ class PutTests(FilesSiteCase):
         self.assertEqual(["1", "1", "1"], [answer.headers["retry-after"] for answer in answers[:3]])
         self.assertIs(False, answers[3].json()["retryable"])
 
+    def test_a_replica_that_knows_no_address_of_its_upstream_does_not_say_that_it_is_stored(self) -> None:
+        """The client would name it, and the primary would lack the bytes; it never fetches from a replica."""
+        is_primary = False
+        self.replica(None, is_primary=lambda: is_primary)
+
+        refused = self.put(DATA)
+        is_primary = True
+        promoted = self.put(DATA)
+
+        self.assertEqual((503, "upstream_unreachable"), (refused.status, refused.json()["error"]))
+        self.assertIn("no usable address of the upstream's HTTP API", refused.json()["message"])
+        self.assertEqual([f"sha256/{SHA[:2]}/{SHA[2:]}"], self.everything())
+        self.assertEqual(200, promoted.status)
+
     def test_a_file_does_not_go_round_in_circles(self) -> None:
         """Replicas of each other would pass it on for ever."""
         self.replica(Upstream())
@@ -284,6 +298,23 @@ class GetTests(FilesSiteCase):
             (503, "file_not_here", "1"),
             (answer.status, answer.json()["error"], answer.headers["retry-after"]),
         )
+
+    def test_a_replica_says_why_it_does_not_fetch_a_file(self) -> None:
+        """That it was not uploaded is not known there. It is fetched first once an address is known."""
+        other = checksum(b"else")
+        self.name("x", other)
+        self.replica(None, is_primary=lambda: False, rule="lazy")
+        self.wait(self.files.find("x"))
+
+        unknown = self.get(f"/v1/files/sha256/{other}?wait=0")
+        upstream = Upstream(b"else")
+        upstream.comes.callback(None)
+        self.wait(self.files.set_source(upstream))
+        self.clock.advance(1)
+
+        self.assertEqual((503, "file_not_here"), (unknown.status, unknown.json()["error"]))
+        self.assertIn("no usable address of the upstream's HTTP API", unknown.json()["message"])
+        self.assertEqual(b"else", self.get(f"/v1/files/sha256/{other}?wait=0").body)
 
     def test_a_damaged_file_is_not_served(self) -> None:
         """Not a byte of it."""

@@ -1,8 +1,11 @@
 """Which files there are, what is missing, and what people are told of it."""
 
+from unittest import mock
+
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import StorageError
+from synrepl.files.names import FileQueue
 from synrepl.files.store import ChecksumMismatch
 from tests.files.builders import checksum
 from tests.files.setup import FilesCase, missing
@@ -54,6 +57,20 @@ class NamesTests(FilesCase):
         files = self.started(replica=False)
 
         self.assertEqual([("three", C)], missing(files))
+
+    def test_a_stop_before_another_log_is_read_forgets_nothing_of_that(self) -> None:
+        """The names of the former log would stay for ever."""
+        files = self.started(replica=False)
+        self.say(("one", A))
+        self.wait(files.stop())
+        self.log.committed.clear()
+        self.say(("two", B))
+        with mock.patch.object(FileQueue, "reset", side_effect=StorageError(op="write", why="a full disk")):
+            self.wait(self.started(replica=False).stop())
+
+        files = self.started(replica=False)
+
+        self.assertEqual([("two", B)], missing(files))
 
     def test_a_log_that_was_replaced_under_way_is_read_anew(self) -> None:
         """A replica that resynced tells so."""
@@ -252,6 +269,27 @@ class PrimaryTests(FilesCase):
 
         self.assertTrue(self.store.has(A))
         self.assertEqual(0, self.wait(self.files._maintenance.delete_unreferenced()))
+
+    def test_a_file_that_is_named_during_the_deletion_stays(self) -> None:
+        """An upload that HEAD found here is not repeated, and its old bytes have had no name for days."""
+        self.bring(b"a", A)
+        self.bring(b"b", B)
+        self.clock.advance(1)
+        self.clock.pump([3_600.0] * 23)
+
+        def commit_meanwhile() -> None:
+            self.log._subscribers.clear()
+            self.say(("one", A))
+
+        with mock.patch.object(self.files._queue, "check", commit_meanwhile):
+            self.clock.pump([3_600.0] * 2)
+        names = self.files._names
+        known = names.is_complete, self.store.has(A), self.store.has(B)
+        names._wakeup.open()
+        self.clock.pump([60.0] * 6)
+
+        self.assertEqual((False, True, True), known)
+        self.assertEqual((True, False), (self.store.has(A), self.store.has(B)))
 
     def test_files_of_an_earlier_life_are_counted_and_compared(self) -> None:
         """Those that came or went while nobody looked, too."""

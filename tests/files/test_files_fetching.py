@@ -222,6 +222,17 @@ class EagerTests(FilesCase):
         files = self.started()
         self.assertEqual(DATA, self.served(files, sha256))
 
+    def test_a_replica_without_a_source_names_it_and_no_upload(self) -> None:
+        """The primary may have the file, under an address that may not be used."""
+        files = self.started(replica=False, is_primary=lambda: False)
+        self.say(("one", "a" * 64))
+        self.clock.pump([1.0] * 70)
+
+        self.assertEqual(
+            ["files: 1 missing, such as one; no usable address of the upstream's HTTP API is known"],
+            [problem.text for problem in files.problems()],
+        )
+
     def test_a_promoted_replica_fetches_no_more(self) -> None:
         """And says what is missing."""
         sha256 = self.upstream_has(DATA)

@@ -2,11 +2,15 @@
 
 import json
 from io import BytesIO
+from itertools import count
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 
-from synrepl.base.access import ALL_RIGHTS, Key, Keyring, Right
+from synrepl.base.access import ALL_RIGHTS, IssuedKey, Key, Keyring, Right
+from synrepl.base.key_records import make_record, make_secret
 from tests.http.builders import SiteCase, receipt
 
 SHARED = "shared"
@@ -118,6 +122,43 @@ class Authorization(SiteCase):
 
         self.assertEqual(401, self.asked("GET", "/v1/status", "of paris").status)
         self.assertEqual(200, self.asked("GET", "/v1/status", "of oslo").status)
+
+    def test_a_change_of_rights_ends_open_requests(self) -> None:
+        """A changelog that is followed has no end, and a body of appends may have none."""
+        body = "Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked"
+        paris, oslo, writer = self.talk(), self.talk(), self.talk()
+        for talk, secret in ((paris, "of paris"), (oslo, "of oslo")):
+            talk.say(self.request("GET", "/v1/changelog?follow=true", b"", f"Authorization: Bearer {secret}"))
+        head = f"POST /v1/appends HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer of oslo\r\n{body}\r\n\r\n"
+        writer.say(head.encode())
+        self.clock.advance(0)
+        self.assertTrue(all(talk.answer().status == 200 for talk in (paris, oslo)))
+
+        self.keys.replace(Keyring(SHARED, [PARIS, replace(OSLO, streams=frozenset({"push_rules"}))]))
+        self.site.recheck()
+
+        self.assertEqual([False, True, True], [talk.transport.is_aborted for talk in (paris, oslo, writer)])
+
+    def test_a_doubt_that_lasts_ends_no_request(self) -> None:
+        """Its words say since when, and have changed at each look."""
+        doubts, secret = count(1), make_secret()
+        record = make_record(secret)
+        issued = IssuedKey(name="rome", rights=(Right.READ, Right.WRITE), record=record, made_ms=0)
+        authority = Mock(doubt=lambda: f"not heard for {next(doubts)} seconds")
+        keys = Keyring(SHARED)
+        keys.use(authority)
+        keys.replace_issued([issued])
+        self.site = self.make_site(keys=keys)
+        talk = self.talk()
+        header = f"Authorization: Bearer rome.{secret}"
+        talk.say(self.request("GET", "/v1/changelog?follow=true", b"", header))
+
+        self.site.recheck()
+        was_aborted = talk.transport.is_aborted
+        authority.doubt = lambda: ""
+        self.site.recheck()
+
+        self.assertEqual((200, False, True), (talk.answer().status, was_aborted, talk.transport.is_aborted))
 
     def test_nothing_is_held_of_a_body_that_may_not_be_sent(self) -> None:
         """Many connections without a key could fill the memory with what nobody reads."""

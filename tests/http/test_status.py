@@ -5,8 +5,9 @@ from unittest.mock import Mock, patch
 
 from synrepl.base.access import LOCAL, Access
 from synrepl.base.metrics import POSITION_WRITERS
+from synrepl.base.problems import Problem
 from synrepl.http_api.routes import OPENMETRICS, PROMETHEUS
-from synrepl.replication.status import build_status, states
+from synrepl.replication.status import UNTOLD, build_status, states
 from synrepl.replication.status_parts import NoIngest
 from synrepl.rooms import rooms
 from synrepl.wire.dialect import CURRENT
@@ -208,6 +209,16 @@ class StatusTests(SiteCase):
             ],
             found["warnings"],
         )
+
+    def test_a_limited_key_is_told_of_errors_that_there_are_some(self) -> None:
+        """Their texts name files, keys of rows and addresses, whosever they are."""
+        problems = [Problem("files: cannot fetch packages [1]", 7.0), Problem("http://rome is away", 5.0)]
+        with patch.object(NoIngest, "problems", lambda _: problems):
+            found = [self.built(access) for access in (LOCAL, Access(streams=frozenset({"events"})))]
+
+        self.assertEqual([2, 1], [len(one["errors"]) for one in found])
+        self.assertEqual([{"what": UNTOLD, "since": 5.0}], found[1]["errors"])
+        self.assertEqual(["behind", "behind"], [one["state"] for one in found])
 
     def built(self, access: Access = LOCAL) -> dict[str, Any]:
         """The status."""

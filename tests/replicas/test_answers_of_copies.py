@@ -242,6 +242,7 @@ def writer_of(cluster: FakeCluster, node: FakeNode, method: str, path: str, body
         cluster.clock,
         fetch=above if is_replica else None,
         refusal=node.roles.file_refusal,
+        is_primary=lambda: node.roles.is_primary,
         logger=Logger(),
     )
     cluster.done(Deferred.fromCoroutine(files.start()))

@@ -142,6 +142,21 @@ def test_a_replay_that_died_before_its_end_stores_nothing_twice() -> None:
     assert 2 == len(keeping.stored())
 
 
+def test_a_stream_in_order_gets_its_facts_in_order() -> None:
+    """Whatever the order of the request; one that an earlier replay has stored is not refused."""
+    keeping = Keeping()
+    keys = [("push_rules", "w5", token) for token in (6, 5)]
+    keeping.done(keeping.refused.keep([fact(token, '["@a:hs"]', stream="push_rules") for token in (5, 6)]))
+
+    assert [("replayed", "")] * 2 == keeping.done(keeping.refused.replay(keys))
+
+    stored = [(5, b'[["@a:hs"]]'), (6, b'[["@a:hs"]]')]
+    assert stored == keeping.stored("push_rules")
+    keeping.done(keeping.refused.keep([fact(token, '["@a:hs"]', stream="push_rules") for token in (5, 6)]))
+    assert ["known"] * 2 == [outcome for outcome, _ in keeping.done(keeping.refused.replay(keys))]
+    assert ([], stored) == (keeping.kept(), keeping.stored("push_rules"))
+
+
 @pytest.mark.parametrize(
     ("one", "why"),
     [

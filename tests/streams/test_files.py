@@ -55,6 +55,19 @@ def test_bad_rows(row: list[object]) -> None:
         FILES.canonical(row)
 
 
+@pytest.mark.parametrize("action", ["create", "modify", "delete"])
+def test_new_facts_do_not_name_what_rows_of_other_streams_refer_to(action: str) -> None:
+    """Older logs may have such a row, which is read as any other."""
+    content = [None, None] if action == "delete" else [SHA, 5]
+    row = [action, '\x00\x01packages ["hello","1.0"] archive', *content]
+
+    with pytest.raises(RowError, match="reserved") as refused:
+        FILES.canonical_fact([["delete", "x", None, None], row])
+
+    assert refused.value.index == 1
+    assert FILES.decode(FILES.canonical(row), NEWEST).name == row[1]
+
+
 @pytest.mark.parametrize("dialect", [LEGACY, MIDDLE, CURRENT, NEWEST, Dialect.parse("1.200")])
 def test_no_release_of_synapse_receives_them(dialect: Dialect) -> None:
     """A real peer disconnects at a stream that it does not know."""

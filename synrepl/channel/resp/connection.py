@@ -55,7 +55,8 @@ class RespConnection(Protocol):
         """The bytes that the port has counted for this connection; see `held_bytes`."""
         self._has_requests = False
         """Whether there may be complete requests that are not answered."""
-        self._certified: str | None = None
+        self.certified_name: str | None = None
+        """The name in the client's certificate; None without one."""
         self._is_local = False
         self._is_queued = False
         self._is_lost = False
@@ -77,7 +78,7 @@ class RespConnection(Protocol):
             set_no_delay(True)
         self.transport.registerProducer(self, True)
         self._send = immediate_write(self.transport)
-        self._certified = certified_name(self.transport)
+        self.certified_name = certified_name(self.transport)
         self._is_local = is_local(self.transport.getPeer())
         self.client.log_in()
         self._await_login()
@@ -86,7 +87,7 @@ class RespConnection(Protocol):
         keys = self._server.keys
         if not keys.is_required:
             return LOCAL if self._is_local else REMOTE
-        return None if self._certified is None else keys.access_by_certificate(self._certified)
+        return None if self.certified_name is None else keys.access_by_certificate(self.certified_name)
 
     def _await_login(self) -> None:
         """A client that has no rights must authenticate in time."""

@@ -119,13 +119,11 @@ class RespServer:
             connection.release()
 
     def recheck(self) -> None:
-        """Close the connections of clients whose key was revoked or changed."""
+        """Close connections of clients whose key or certificate was revoked or changed, or that need one."""
         for connection in list(self.connections):
-            key, access = connection.client.key, connection.client.access
-            if key is not None and self.keys.named(key.name) != key:
+            client = connection.client
+            if self.keys.has_lost(client.access, client.key, connection.certified_name):
                 connection.close("NOAUTH your key was revoked or changed")
-            elif key is None and access is not None and self.keys.is_required and not access.is_proven:
-                connection.close("NOAUTH Authentication required.")
 
     def account(self, connection: RespConnection) -> None:
         """Count what this connection holds.

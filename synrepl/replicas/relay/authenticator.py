@@ -68,10 +68,7 @@ class Authenticator:
     @property
     def has_lost_key(self) -> bool:
         """Whether the keys have changed so that the replica must connect again."""
-        keys = self._registry.keys
-        if self._key is not None:
-            return not keys.is_valid(self._key)
-        return keys.is_required and self.access != self._certificate_access
+        return self._registry.keys.has_lost(self.access, self._key, self._connection.certified_name)
 
     @property
     def _certificate_access(self) -> Access | None:

@@ -70,11 +70,17 @@ class ApiSite(HTTPFactory):
         return [b"http/1.1"]
 
     def recheck(self) -> None:
-        """Abort the requests of peers whose key was revoked."""
+        """Abort the requests of peers whose key or certificate was revoked, or has other rights now.
+
+        A request keeps the rights that it began with, and some have no end.
+        """
         for request in list(self.admitted):
+            before = request.access
             try:
-                self.guard.access(request)
+                access = self.guard.access(request)
             except ApiError:
+                access = None
+            if before is None or access is None or access.grant != before.grant:
                 request.channel.transport.abortConnection()
 
     def stop(self) -> None:

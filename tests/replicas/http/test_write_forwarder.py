@@ -254,7 +254,7 @@ class RelayingTests(RelayCase):
         """What was certainly not stored can be sent anywhere else."""
         self.primary.mood = ["down"]
         down = self.send()
-        self.primary_engine.fail_next(BROKEN)
+        self.primary.answer = (503, b'{"error":"handing_over","message":"m"}')
         failing = self.send()
         self.upstream = None
         unknown = self.send()
@@ -280,6 +280,20 @@ class RelayingTests(RelayCase):
 
             self.assertEqual((200, serial), (talk.answer().status, talk.answer().json()["first_serial"]))
             self.assertEqual((5, 1), (len(self.primary.asked), len(keys)))
+            self.assertEqual(serial, self.primary_log.head.serial)
+
+    def test_a_commit_of_unknown_outcome_is_found_out(self) -> None:
+        """An operator who was told that nothing was stored sent it again, under a new key."""
+        for is_stored in (False, True):
+            serial = self.primary_log.head.serial + 1
+            self.primary_engine.fail_next(BROKEN, kept=is_stored)
+            talk = self.send()
+            before = talk.heard
+            self.clock.pump([0.5] * 3)
+            self.feed()
+
+            self.assertEqual((b"", 200), (before, talk.answer().status))
+            self.assertEqual(serial, talk.answer().json()["first_serial"])
             self.assertEqual(serial, self.primary_log.head.serial)
 
     def test_an_unknown_outcome_is_said_to_be_unknown(self) -> None:
@@ -317,11 +331,12 @@ class RelayingTests(RelayCase):
             (500, b'{"error":"internal","message":"oh"}', (502, "upstream_failed")),
             (404, b"<html>", (502, "upstream_failed")),
             (302, b"", (502, "upstream_failed")),
-            (503, b"<html>", (503, "upstream_away")),
+            (503, b"<html>", (504, "outcome_unknown")),
+            (503, b'{"error":"starting","message":"m"}', (503, "upstream_away")),
             (503, b'{"error":"upstream_unreachable","message":"m"}', (503, "upstream_unreachable")),
             (502, b'{"error":"upstream_unreachable","message":"m"}', (503, "upstream_unreachable")),
             (502, b'{"error":"upstream_failed","message":"m"}', (502, "upstream_failed")),
-            (503, b'{"error":"storage_error","message":"m"}', (503, "upstream_away")),
+            (503, b'{"error":"storage_error","message":"m"}', (504, "outcome_unknown")),
             (502, b"<html>", (504, "outcome_unknown")),
             (504, b"<html>", (504, "outcome_unknown")),
             (504, b'{"error":"outcome_unknown","message":"m"}', (504, "outcome_unknown")),
