@@ -73,7 +73,7 @@ def test_a_fault_is_found_by_what_it_says(fault: ReleaseFault) -> None:
             "builtins.AttributeError: 'SynchrotronSlavedStore' object has no attribute 'is_support_user'",
             "worker_lacks",
             "error",
-            "mended in 0.34.1",
+            "a state of the development before 0.34.1",
         ),
         # element-hq/synapse#19042
         (

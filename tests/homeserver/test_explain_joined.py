@@ -219,6 +219,20 @@ def test_last_try_alone_tells_that_all_were_used_up() -> None:
     assert found.words[1].startswith("What it was done for (persist-9) failed with it.")
 
 
+def test_tries_are_counted_as_each_release_counts_them() -> None:
+    """1.135 and older try six times, from 0/5 on; 1.150 and newer five times, from 1/5 on."""
+    older, newer = tries("a-1", 6, end=" {}/5"), "".join(tries("a-1", 6, end=" {}/5").splitlines(True)[1:])
+    for text in (older, newer):
+        found = told(text)
+
+        assert (found.kind, found.count) == ("txn_used_up", text.count("\n"))
+        assert "repeats failed" not in found.words[0]
+    for text, least in ((older, 5), (newer, 4)):
+        found = told("".join(text.splitlines(True)[:-1]))
+
+        assert f"failed at least {least} times in a row" in " ".join(found.words)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -384,7 +384,7 @@ def told(text: str) -> Passage:
             + "Failed to send badge count to @a:b\nTraceback (most recent call last):\n"
             + '  File "/x/synapse/http/client.py", line 200, in post_json_get_json\n'
             + "    raise x\nCodeMessageException: 403: <!DOCTYPE html>",
-            "push_unreachable",
+            "push_badge",
             "look",
             "answered 403 with a page",
         ),

@@ -234,7 +234,7 @@ def test_a_cancelled_statement_or_a_restart_of_a_pooler_is_told_beside_its_fault
         (
             "db_wraparound",
             "ERROR:  database is not accepting commands that generate new MultiXactIds to avoid wraparound",
-            "VACUUM FREEZE",
+            "as a superuser",
         ),
         ("db_row_raced", "ERROR:  tuple concurrently updated", "once more"),
         (

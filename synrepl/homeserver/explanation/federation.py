@@ -77,8 +77,8 @@ def _fed_tx_failed(match: Match, writers: Writers) -> Passage | None:
     words = [
         (
             "Sending a transaction to another homeserver (the name in brackets) failed with the exception"
-            " after the line: it failed in this process, and not there. It is tried again later, and what"
-            " waits behind it too."
+            " after the line: it failed in this process, and not there. Since 1.21 that homeserver gets the"
+            " newest events of its rooms later; before, those in it are not sent again."
         )
     ]
     return msgspec.structs.replace(
@@ -100,7 +100,8 @@ def _fed_refused(match: Match, writers: Writers) -> Passage | None:
         words = [
             (
                 f"Another homeserver (the name in brackets) answered with {found[1]}: it, or what is behind"
-                " its proxy, is down or too slow. It is asked again later."
+                " its proxy, is down or too slow. What was to be sent to it is tried again later; a question"
+                " (a join, a profile, keys) has failed."
             )
         ]
         told = passage_of(match, words, ["nothing is to be done here"], [])

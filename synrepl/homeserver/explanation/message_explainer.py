@@ -96,7 +96,7 @@ def explain_message(
             passage = to_main(passage, request, step=lacking.message.do)
         if passage.kind in RETRIES and match.values:
             passage = msgspec.structs.replace(passage, advice=advice_of(match.values[0], passage.advice))
-        if passage.kind == "push_unreachable":
+        if passage.kind in ("push_unreachable", "push_badge"):
             passage = with_push_answer(passage, reasons)
         if not passage.cause:
             passage = with_frames(passage, frames, is_cut=is_cut)

@@ -1,6 +1,7 @@
 """The tries of transactions of the database: which were repeated, and which of them failed for good.
 
-Synapse tries a transaction six times in all, and logs each failure with the transaction's name and number.
+Synapse logs each failure with the transaction's name and the number of the try: from 0/5 to 5/5 in 1.135 and
+older, from 1/5 to 5/5 in 1.150 and newer.
 """
 
 import re
@@ -23,7 +24,10 @@ USED_UP: Final = "txn_used_up"
 """The kind of a passage of a transaction of which all tries failed."""
 
 TRIES: Final = 6
-"""The first try of a transaction and its repeats."""
+"""So many lines of one transaction are all its tries, in every release."""
+
+LAST: Final = 5
+"""The number of the last try, in every release."""
 
 MANY: Final = 3
 """So many transactions of one name that failed may be all of them."""
@@ -33,7 +37,7 @@ MAX_KEPT: Final = 1000
 
 _MAX_TOLD: Final = 10
 _NUMBER: Final = re.compile(r"\b([0-5])/5\s*\Z", re.ASCII)
-"""The number of a try, from 0 on, at the end of a line that was not broken."""
+"""The number of a try, at the end of a line that was not broken."""
 _RACE: Final = re.compile("could not serialize|deadlock")
 """Reasons that PostgreSQL gives before anything is stored."""
 _REQUEST: Final = re.compile(r"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH)-\d+", re.ASCII)
@@ -45,7 +49,7 @@ _OF_MANY: Final = re.compile(
 
 OFTEN: Final = (
     "a few are normal, and now and then many: many requests at once write such rows. Look into it where"
-    f" tries are used up ({TRIES} such lines of one transaction), or where that name comes on and on: update"
+    f" tries are used up (a line with {LAST}/5), or where that name comes on and on: update"
 )
 BY_ONE: Final = (
     "two clients, or two processes of a bot, write the account data of one user at the same moment: let one"
@@ -69,7 +73,8 @@ UNSTORED: Final = "What failed is rolled back, so that nothing is left half done
 class _Tries(msgspec.Struct):
     """The tries of one transaction that failed: the first lines that tell of them, and the last reason.
 
-    `count` are the tries, `seen` all lines, and `alike` the transactions of this description.
+    `count` are the tries of which it tells, `first` is the number of the first one, `seen` are all lines, and
+    `alike` the transactions of this description.
     """
 
     name: str
@@ -78,6 +83,7 @@ class _Tries(msgspec.Struct):
     lines: list[int] = []
     times: list[str] = []
     count: int = 0
+    first: int = 1
     seen: int = 0
     alike: int = 1
 
@@ -91,7 +97,9 @@ class _Tries(msgspec.Struct):
         if not (time in self.times and ("," in time or "." in time)):
             self.count += 1
             self.times.append(time)
-        self.count = max(self.count, 0 if place is None else place + 1)
+        if place is not None:
+            self.first = min(self.first, place)
+            self.count = max(self.count, place + 1 - self.first)
         self.seen += 1
         self.lines = [*self.lines, number][:MAX_NUMBERS]
         self.reason = reason
@@ -126,7 +134,7 @@ class Retries:
         place = _NUMBER.search(match.text)
         reason = match.values[-1] if "OPERROR" in match.text else "deadlock detected"
         tries.add(number, header.time, reason, int(place[1]) if place else None)
-        if tries.count >= TRIES:
+        if tries.count >= TRIES or (place and int(place[1]) == LAST):
             # Its number comes again with another transaction, after a long time.
             self._tries.pop(key)
             self._failed += tries.seen
@@ -152,9 +160,9 @@ class Retries:
         if most.count > 1:
             told = [
                 (
-                    f"The transaction {printable(most.name[:200])} failed at least {most.count} of its"
-                    f" {TRIES} times in a row. The text does not tell how its last try ended: if all failed,"
-                    " an ERROR with the exception comes after it."
+                    f"The transaction {printable(most.name[:200])} failed at least {most.count} times in a"
+                    " row. The text does not tell how its last try ended: if all failed, an ERROR with the"
+                    " exception comes after it."
                 )
             ]
         alike = Counter(one.description for one in self._tries.values())
@@ -178,10 +186,7 @@ class Retries:
         of_it = [one for one in reasons if any(word.startswith(tries.reason[:20]) for word in one.words)]
         told = [word for one in of_it or reasons for word in one.words[1:] if _is_of_all(word)]
         words = [
-            (
-                f"All tries of the transaction {name} were used up: the first one and {TRIES - 1} repeats"
-                " failed."
-            ),
+            f"All tries of the transaction {name} were used up.",
             f"{what}. {STORED if is_race else UNSTORED}",
             *dict.fromkeys(word.removesuffix(_REPEATS) for word in told),
         ]
