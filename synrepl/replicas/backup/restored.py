@@ -19,6 +19,7 @@ from synrepl.errors import StorageError
 from synrepl.html.humanize import at
 from synrepl.replicas.backup.backup_folder import BackupFolder
 from synrepl.replicas.backup.examination import BackupContents, RecordedCopy
+from synrepl.replicas.backup.part_codec import CopyState
 from synrepl.replicas.backup.recorded_conversation import Cut, RecordedConversation
 from synrepl.replicas.replica.join import JoinAttempt, Progress
 from synrepl.replicas.replica.replica_states import ReplicaEvent
@@ -85,6 +86,12 @@ def choose_copy(folder: BackupFolder, found: BackupContents, cut: Cut | None) ->
     if cut.serial is not None and cut.serial > last.position.serial:
         why = f"{folder.path} is valid up to serial {last.position.serial}, and not up to {cut.serial}"
         raise _refused(why, "give a lower serial, or restore another backup")
+    if found.damages and _is_beyond(cut, last):
+        one = found.damages[0]
+        raise _refused(
+            f"{folder.path} is valid up to {_end_of(last)}: {one.path} is damaged: {one.why}",
+            f"restore what is before it with --until {last.position.serial}, or another backup",
+        )
     fit = [one for one in whole if _begins_before(one, cut)]
     if not fit:
         begin = whole[0].state.begin
@@ -102,6 +109,18 @@ def choose_copy(folder: BackupFolder, found: BackupContents, cut: Cut | None) ->
         )
         raise _refused(why, f"use --until {chosen.state.position.serial} or {following.serial}")
     return chosen
+
+
+def _is_beyond(cut: Cut, end: CopyState) -> bool:
+    """Whether facts behind the end of a copy may be needed: also of its last millisecond there may be more."""
+    if cut.serial is not None:
+        return cut.serial > end.position.serial
+    return cut.ms is not None and cut.ms >= end.committed_ms
+
+
+def _end_of(copy: CopyState) -> str:
+    newest = f", whose newest fact is of {at(copy.committed_ms)}" if copy.committed_ms else ""
+    return f"serial {copy.position.serial}{newest}"
 
 
 def _begins_before(copy: RecordedCopy, cut: Cut) -> bool:

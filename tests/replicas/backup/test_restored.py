@@ -142,14 +142,18 @@ def test_a_log_that_has_facts_is_not_restored_into(folder: Path) -> None:
 
 
 def test_damage_is_not_passed_over(folder: Path) -> None:
-    """Only if the operator names an end before it."""
+    """Only if the operator names an end before it, by a serial or by a time that needs no more."""
     cluster = FakeCluster()
     a = cluster.node("a")
-    cluster.wrote(a, 3)
+    for _ in range(3):
+        cluster.pass_(1)
+        cluster.wrote(a)
     Recorder(cluster, folder).finish()
     size = (folder / "parts" / "1.part").stat().st_size
+    cluster.pass_(10)
     cluster.wrote(a, 3)
     Recorder(cluster, folder).finish()
+    times = [fact.committed_at_ms for fact in a.engine.facts]
     data = bytearray((folder / "parts" / "1.part").read_bytes())
     data[size + 100] ^= 1
     (folder / "parts" / "1.part").write_bytes(data)
@@ -157,6 +161,11 @@ def test_damage_is_not_passed_over(folder: Path) -> None:
     with pytest.raises(StorageError, match=r"1\.part is damaged: .*--until 3"):
         restored(folder, cluster)
     assert restored(folder, cluster, cut=Cut(serial=3)).result.serial == 3
+    for ms in (times[2], times[3] - 1, times[3], times[5] + 1):
+        words = r"is valid up to serial 3, whose newest fact is of 1970-.*1\.part is damaged: .*--until 3,"
+        with pytest.raises(StorageError, match=words):
+            restored(folder, cluster, cut=Cut(ms=ms))
+    assert restored(folder, cluster, cut=Cut(ms=times[2] - 1)).result.serial == 2
 
 
 def test_an_unfinished_restore_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
