@@ -100,19 +100,21 @@ def choose_copy(folder: BackupFolder, found: BackupContents, cut: Cut | None) ->
         why = f"{folder.path} begins with a copy up to serial {begin.serial}{newest}"
         raise _refused(why, "give a later --until, or restore another backup")
     chosen = fit[-1]
-    if cut.serial is not None and cut.serial > chosen.state.position.serial:
-        following = whole[whole.index(chosen) + 1].state.begin
-        assert following is not None
-        why = (
-            f"{folder.path} has no facts between serial {chosen.state.position.serial} and"
-            f" {following.serial}: they were trimmed before they were backed up"
-        )
-        raise _refused(why, f"use --until {chosen.state.position.serial} or {following.serial}")
+    if chosen is not whole[-1] and _is_beyond(cut, chosen.state):
+        begin = whole[whole.index(chosen) + 1].state.begin
+        assert begin is not None
+        serial = chosen.state.position.serial
+        damaged = next((one for one in found.damages if one.serial == serial), None)
+        lost = "they were trimmed before they were backed up"
+        if damaged is not None:
+            lost = f"{damaged.path} is damaged: {damaged.why}"
+        why = f"{folder.path} has no facts between {_end_of(chosen.state)}, and serial {begin.serial}: {lost}"
+        raise _refused(why, f"use --until {serial} or {begin.serial}")
     return chosen
 
 
 def _is_beyond(cut: Cut, end: CopyState) -> bool:
-    """Whether facts behind the end of a copy may be needed: also of its last millisecond there may be more."""
+    """Whether facts behind this end may be needed: there may be more of its last millisecond."""
     if cut.serial is not None:
         return cut.serial > end.position.serial
     return cut.ms is not None and cut.ms >= end.committed_ms

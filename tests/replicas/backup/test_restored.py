@@ -130,6 +130,36 @@ def test_what_it_does_not_have_is_refused(folder: Path, cut: Cut, words: str) ->
         restored(folder, cluster, cut=cut)
 
 
+def test_what_was_trimmed_between_two_copies_is_refused(folder: Path) -> None:
+    """By a serial or a time: neither copy has it."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    for count in (3, 4, 2):
+        cluster.pass_(10)
+        cluster.wrote(a, count)
+        if count == 3:
+            Recorder(cluster, folder).finish()
+    cluster.pass_(10)
+    cluster.wrote(a)
+    cluster.pass_(1_000_000, step=100_000)  # the lease ends
+    cluster.done(Deferred.fromCoroutine(a.log.trim(8, keys_of(a.table), 10**12)))
+    Recorder(cluster, folder).finish()
+    times = [fact.committed_at_ms for fact in a.engine.facts]
+    began = times[-1]
+    assert [one.state.position.serial for one in examined(folder).whole] == [3, 10]
+
+    for cut in (Cut(serial=4), Cut(serial=9), Cut(ms=12_000), Cut(ms=began - 1)):
+        words = "no facts between serial 3, whose newest fact is of 1970-.*, and serial 10: they were trimmed"
+        with pytest.raises(StorageError, match=words):
+            restored(folder, cluster, cut=cut)
+    assert restored(folder, cluster, cut=Cut(serial=3)).result.serial == 3
+    assert restored(folder, cluster, cut=Cut(ms=began)).result.serial == 10
+    part = folder / "parts" / "1.part"
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(StorageError, match=r"and serial 10: .*1\.part is damaged: it is cut"):
+        restored(folder, cluster, cut=Cut(ms=12_000))
+
+
 def test_a_log_that_has_facts_is_not_restored_into(folder: Path) -> None:
     """Whoever wants that one gone removes it."""
     cluster = FakeCluster()
