@@ -7,8 +7,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from twisted.internet.defer import DeferredLock
+
 from synrepl.base.interfaces import IClock, IThread
-from synrepl.errors import NotConnected, RemoteProtocolError
+from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import HttpRequest
 from synrepl.replicas.backup.backup_folder import BackupFolder
@@ -21,8 +23,12 @@ from synrepl.transports.http.response_body import BodyChunks
 SILENCE_SECONDS: Final = 60.0
 """How long a download may bring nothing."""
 
-GONE: Final = frozenset({"no_such_file", "not_found", "filtered"})
-"""The codes of a daemon that will not have a file: its last name is gone, or it stores none."""
+GONE: Final = "no_such_file"
+"""The code of a daemon that will not have a file again: its last name is gone."""
+
+ABSENT: Final = frozenset({"file_not_here", "not_found", "filtered"})
+"""The codes of a daemon that does not have a file, which a name refers to: nobody uploaded it, it is damaged,
+or the daemon stores no files. The facts are backed up all the same."""
 
 _named: Final = re.compile(rb'"([0-9a-f]{64})"')
 _referred: Final = re.compile(rb'"sha256":"([0-9a-f]{64})"')
@@ -42,7 +48,8 @@ def references(facts: Iterable[Fact]) -> Iterable[str]:
 class FileCopies:
     """Fetches files into the folder of a backup. `client` returns a client of the upstream; None without one.
 
-    `missing` counts the files that could not be asked for, as the upstream told no HTTP address.
+    `missing` has the checksum of each file that could not be fetched, and why; `not_asked` counts those that
+    could not be asked for, as the upstream told no HTTP address.
     """
 
     def __init__(
@@ -52,35 +59,70 @@ class FileCopies:
         clock: IClock,
         client: Callable[[], HttpClient | None],
     ) -> None:
-        self.missing = 0
+        self.not_asked = 0
+        self.missing: dict[str, str] = {}
         self._folder = folder
         self._thread = thread
         self._clock = clock
         self._client = client
-        self._settled: set[str] = set()
-        """The checksums that need not be looked for again: stored, or gone at the upstream."""
+        self._lock = DeferredLock()
+        """Held while a file is fetched: it is asked for as a fact comes, and again beside that."""
+        self._stored: set[str] = set()
+        """The checksums that need not be looked for again."""
+
+    async def open(self) -> None:
+        """Find which files earlier runs could not fetch."""
+        self.missing = dict.fromkeys(await self._thread.run(self._folder.missing_files), "not asked for yet")
 
     async def fetch(self, facts: Sequence[Fact]) -> None:
-        """Store the files that these facts refer to. Raises `NotConnected` if one cannot be fetched now."""
-        for checksum in references(facts):
-            if checksum in self._settled:
-                continue
+        """Store the files that these facts refer to. Raises `NotConnected` if one cannot be fetched now.
+
+        One that the upstream does not have is noted as missing.
+        """
+        wanted = dict.fromkeys(one for one in references(facts) if one not in self._stored)
+        if absent := [checksum for checksum in wanted if not await self._fetch(checksum)]:
+            await self._thread.run(lambda: self._folder.note_missing(absent))
+
+    async def ask_again(self) -> None:
+        """Fetch the files that are missing, as far as the upstream has them now."""
+        for checksum in list(self.missing):
+            try:
+                await self._fetch(checksum)
+            except NotConnected:
+                return
+            except ReplicationError as error:
+                self.missing[checksum] = str(error)
+
+    async def _fetch(self, checksum: str) -> bool:
+        """Store a file. Returns whether it is not missing, as it is stored or will not be there again."""
+        async with self._lock:
             path = self._folder.file_path(checksum)
+            why: str | None = ""
             if not await self._thread.run(path.exists):
                 client = self._client()
                 if client is None:
-                    self.missing += 1
-                else:
-                    await self._download(client, checksum, path)
-            self._settled.add(checksum)
+                    self.not_asked += 1
+                    return True
+                why = await self._download(client, checksum, path)
+            if why:
+                self.missing[checksum] = why
+                return False
+            if why is not None:
+                self._stored.add(checksum)
+            if self.missing.pop(checksum, None) is not None:
+                await self._thread.run(lambda: self._folder.forget_missing(checksum))
+            return True
 
-    async def _download(self, client: HttpClient, checksum: str, path: Path) -> None:
+    async def _download(self, client: HttpClient, checksum: str, path: Path) -> str | None:
+        """Store a file. Returns why there is none; empty if it is stored now, None if it is gone for good."""
         request = HttpRequest("GET", f"/v1/files/sha256/{checksum}")
         try:
             response = await client.open(request)
         except HttpError as error:
-            if error.code in GONE:
-                return
+            if error.code == GONE:
+                return None
+            if error.code in ABSENT:
+                return str(error)
             raise NotConnected(f"cannot fetch a file: {error}") from error
         chunks = BodyChunks.of(
             response, request.url(client.base_url), clock=self._clock, silence=SILENCE_SECONDS
@@ -99,6 +141,7 @@ class FileCopies:
                     why = f"the upstream sent other bytes than those of the file {checksum}"
                     raise RemoteProtocolError(why)
                 await run(lambda: _finish(file, fresh, path))
+                return ""
             except BaseException:
                 chunks.stop()
                 raise

@@ -67,7 +67,7 @@ def backup() -> None:
 @click.option(
     "--name", help="The name of the backup in the status of the daemon. [default: host and random digits]"
 )
-@output_option('{"serial", "epoch", "digest", "committed_ms", "copy", "files_not_asked"}')
+@output_option('{"serial", "epoch", "digest", "committed_ms", "copy", "files_not_asked", "missing"}')
 def run(
     folder: Path, daemon: DaemonTarget, upstream: str | None, follow: bool, name: str | None, output: Output
 ) -> None:
@@ -123,6 +123,11 @@ def _result_lines(folder: Path, result: dict[str, Any]) -> Iterator[str]:
         f"{folder} has the log up to serial {result['serial']} of epoch {result['epoch']}"
         f"{_committed(result['committed_ms'])}"
     )
+    missing = result["missing"]
+    for checksum in list(missing)[:SHOWN]:
+        yield f"the daemon does not have the file {checksum}, which the log names: {missing[checksum]}"
+    if len(missing) > SHOWN:
+        yield f"nor {len(missing) - SHOWN} more"
     if result["files_not_asked"]:
         count = counted(result["files_not_asked"], "file")
         yield f"{count} could not be fetched: the daemon told no HTTP address that may be asked; use --url"
@@ -194,12 +199,15 @@ class _Run:
     async def run(self) -> None:
         """Run to the end."""
         await self._copies.open()
+        await self._files.open()
         self._run.start()
         await self._run.done
+        await self._files.ask_again()
 
     async def stop(self) -> dict[str, Any]:
         """Stop, and return what the folder has."""
-        result = self._run.describe() | {"files_not_asked": self._files.missing}
+        files = self._files
+        result = self._run.describe() | {"files_not_asked": files.not_asked, "missing": files.missing}
         await self._run.stop()
         await self._connections.stop()
         await self._thread.stop()

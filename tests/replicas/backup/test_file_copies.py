@@ -82,6 +82,17 @@ def fetch(folder: Path, daemon: FakeDaemon | None, *facts: Fact) -> tuple[FileCo
     return copies, opened
 
 
+def run(cluster: FakeCluster, folder: Path, daemon: FakeDaemon | None) -> FileCopies:
+    """Run a backup to its end, as the command does."""
+    client: Any = daemon
+    copies = FileCopies(BackupFolder(folder), ImmediateThread(), cluster.clock, lambda: client)
+    recorder = Recorder(cluster, folder, fetch_files=copies.fetch)
+    cluster.done(Deferred.fromCoroutine(copies.open()))
+    recorder.finish()
+    cluster.done(Deferred.fromCoroutine(copies.ask_again()))
+    return copies
+
+
 @pytest.mark.parametrize(
     ("one", "found"),
     [
@@ -119,14 +130,14 @@ def test_without_an_address_files_are_counted(tmp_path: Path) -> None:
     """The command says so in its last line."""
     copies, _ = fetch(tmp_path, None, named(OTHER), named(OTHER))
 
-    assert copies.missing == 1
+    assert copies.not_asked == 1
 
 
 @pytest.mark.parametrize(
     ("daemon", "error"),
     [
         (FakeDaemon({NAME: b"other"}), RemoteProtocolError),
-        (FakeDaemon({}, HttpError(503, "file_not_here", "later")), NotConnected),
+        (FakeDaemon({}, HttpError(503, "busy", "later")), NotConnected),
         (FakeDaemon({}, NotConnected("away")), NotConnected),
     ],
 )
@@ -138,6 +149,79 @@ def test_what_cannot_be_fetched_now_is_an_error(
         fetch(tmp_path, daemon, named(NAME))
 
     assert list((tmp_path / "files").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        HttpError(503, "file_not_here", "it has not been uploaded"),
+        HttpError(404, "not_found", "this daemon stores no files"),
+        HttpError(403, "filtered", "only some writers"),
+    ],
+)
+def test_a_file_that_the_daemon_lacks_stops_nothing(tmp_path: Path, error: HttpError) -> None:
+    """Its facts are recorded; verify names it; each later run asks for it again."""
+    folder = tmp_path / "backup"
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
+    daemon = FakeDaemon({}, error)
+    cluster.done(a.append("files", [[["create", "media/lost.png", NAME, 6]]]))
+
+    first = run(cluster, folder, daemon)
+    cluster.wrote(a, 2)
+    second = run(cluster, folder, daemon)
+
+    assert daemon.asked == [NAME] * 3
+    assert first.missing == second.missing == {NAME: str(error)}
+    found = examined(folder)
+    assert found.whole[-1].state.position.serial == a.log.head.serial
+    assert found.missing_files == ["media/lost.png"]
+
+    daemon.error, daemon.files = None, {NAME: HELLO}
+    third = run(cluster, folder, daemon)
+
+    assert third.missing == {}
+    assert (folder / "files" / NAME).read_bytes() == HELLO
+    assert examined(folder).missing_files == []
+    run(cluster, folder, daemon)
+    assert daemon.asked == [NAME] * 4
+
+
+def test_a_missing_file_whose_name_is_gone_is_asked_for_no_more(tmp_path: Path) -> None:
+    """Whoever made the name up has deleted it."""
+    folder = tmp_path / "backup"
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    daemon = FakeDaemon({}, HttpError(503, "file_not_here", "it has not been uploaded"))
+    cluster.done(a.append("files", [[["create", "media/lost.png", NAME, 6]]]))
+    assert NAME in run(cluster, folder, daemon).missing
+
+    daemon.error = None
+    after = run(cluster, folder, daemon)
+    asked = len(daemon.asked)
+    run(cluster, folder, daemon)
+
+    assert after.missing == {}
+    assert len(daemon.asked) == asked
+
+
+def test_a_daemon_that_goes_away_leaves_what_is_missing(tmp_path: Path) -> None:
+    """For the next run; a file that is not the right one is no reason to leave out the others."""
+    folder = BackupFolder(tmp_path)
+    (tmp_path / "files").mkdir()
+    folder.note_missing([OTHER, NAME])
+    daemon: Any = FakeDaemon({OTHER: b"wrong", NAME: HELLO}, NotConnected("away"))
+    copies = FileCopies(folder, ImmediateThread(), HeapClock(), lambda: daemon)
+    Deferred.fromCoroutine(copies.open())
+
+    Deferred.fromCoroutine(copies.ask_again())
+    assert (daemon.asked, list(copies.missing)) == ([OTHER], [OTHER, NAME])
+
+    daemon.error = None
+    Deferred.fromCoroutine(copies.ask_again())
+    assert list(copies.missing) == folder.missing_files() == [OTHER]
+    assert "sent other bytes" in copies.missing[OTHER]
 
 
 def test_facts_wait_for_their_files(tmp_path: Path) -> None:
