@@ -34,6 +34,7 @@ IDENTITY: Final = "backup.json"
 PARTS: Final = "parts"
 FILES: Final = "files"
 MISSING: Final = "missing"
+NEW_MISSING: Final = ".missing.new"
 LOCK: Final = "lock"
 
 _part: Final = re.compile(r"([1-9][0-9]{0,17})\.part", re.ASCII)
@@ -100,7 +101,7 @@ class BackupFolder:
         with map_path_errors("open", self.path, "choose another folder"):
             make_directory(self.path)
             is_ours = (self.path / IDENTITY).exists()
-            ours = {LOCK, PARTS, FILES, MISSING, f".{IDENTITY}.new"}
+            ours = {LOCK, PARTS, FILES, MISSING, NEW_MISSING, f".{IDENTITY}.new"}
             found = {one.name for one in self.path.iterdir()} - ours
             if not is_ours and (found or any(self.part_numbers())):
                 raise StorageError(
@@ -192,10 +193,20 @@ class BackupFolder:
     def note_missing(self, checksums: Iterable[str]) -> None:
         """Note durably that these files could not be fetched yet."""
         with map_path_errors("note a missing file", self.missing_path):
-            make_directory(self.missing_path)
             for checksum in checksums:
                 create_private(self.missing_path / checksum).close()
             sync_directory(self.missing_path)
+
+    def begin_missing(self, checksums: Iterable[str]) -> None:
+        """Begin to note missing files, with these: all of them are noted, or it has not begun."""
+        fresh = self.path / NEW_MISSING
+        with map_path_errors("note missing files", self.missing_path):
+            make_directory(fresh)
+            for checksum in checksums:
+                create_private(fresh / checksum).close()
+            sync_directory(fresh)
+            fresh.rename(self.missing_path)
+            sync_directory(self.path)
 
     def forget_missing(self, checksum: str) -> None:
         """Note that this file is not missing any more; a power cut may bring the note back."""

@@ -55,7 +55,7 @@ class FoundDamage(msgspec.Struct, frozen=True):
 class BackupContents(msgspec.Struct, kw_only=True):
     """What a backup has. `cut_at` is where the last part is incomplete, as that of a running backup is.
 
-    `missing_files` are named in the log as it ends, and are not there.
+    `missing_files` are named in the log as it ends, and are not there; `missing_checksums` are theirs.
     """
 
     copies: list[RecordedCopy] = []
@@ -64,6 +64,7 @@ class BackupContents(msgspec.Struct, kw_only=True):
     bytes: int = 0
     files: int = 0
     missing_files: list[str] = []
+    missing_checksums: list[str] = []
     cut_at: str = ""
 
     @property
@@ -97,8 +98,10 @@ class Examiner:
                 digest = None
             digest = self._read_part(number, digest, is_last=number == numbers[-1])
         self._check_end(*ended)
+        stored = self._folder.stored_files()
         if with_files:
-            self._check_files()
+            self._check_files(stored)
+        self._find_missing(set(stored))
         return self._found
 
     def _ended(self) -> tuple[int, int]:
@@ -199,18 +202,18 @@ class Examiner:
                 else:
                     self._names[name] = checksum
 
-    def _check_files(self) -> None:
+    def _check_files(self, stored: list[str]) -> None:
         found = self._found
-        stored = self._folder.stored_files()
         found.files = len(stored)
         for checksum in stored:
             path = self._folder.file_path(checksum)
             if self._hash(path) != checksum:
                 found.damages.append(FoundDamage(str(path), "its SHA-256 is not its name"))
-        there = set(stored)
-        found.missing_files = sorted(
-            {name for name, checksum in self._names.items() if checksum not in there}
-        )
+
+    def _find_missing(self, stored: set[str]) -> None:
+        missing = {name: checksum for name, checksum in self._names.items() if checksum not in stored}
+        self._found.missing_files = sorted(missing)
+        self._found.missing_checksums = sorted({*missing.values()})
 
     def _hash(self, path: Path) -> str:
         hashed = sha256()

@@ -10,10 +10,12 @@ from typing import BinaryIO, Final
 from twisted.internet.defer import DeferredLock
 
 from synrepl.base.interfaces import IClock, IThread
+from synrepl.base.time import sleep
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import HttpRequest
 from synrepl.replicas.backup.backup_folder import BackupFolder
+from synrepl.replicas.backup.examination import Examiner
 from synrepl.storage.private_files import create_private, map_path_errors, sync_directory
 from synrepl.streams.catalog import FILES
 from synrepl.streams.facts import Fact
@@ -22,6 +24,11 @@ from synrepl.transports.http.response_body import BodyChunks
 
 SILENCE_SECONDS: Final = 60.0
 """How long a download may bring nothing."""
+
+ASK_SECONDS: Final = 300.0
+"""After so many seconds a backup that goes on asks for missing files again."""
+
+NO_ADDRESS: Final = "the daemon told no HTTP address that may be asked; use --url"
 
 GONE: Final = "no_such_file"
 """The code of a daemon that will not have a file again: its last name is gone."""
@@ -48,8 +55,8 @@ def references(facts: Iterable[Fact]) -> Iterable[str]:
 class FileCopies:
     """Fetches files into the folder of a backup. `client` returns a client of the upstream; None without one.
 
-    `missing` has the checksum of each file that could not be fetched, and why; `not_asked` counts those that
-    could not be asked for, as the upstream told no HTTP address.
+    `missing` has the checksum of each file that could not be fetched, and why. They are noted in the folder,
+    for later runs.
     """
 
     def __init__(
@@ -59,7 +66,6 @@ class FileCopies:
         clock: IClock,
         client: Callable[[], HttpClient | None],
     ) -> None:
-        self.not_asked = 0
         self.missing: dict[str, str] = {}
         self._folder = folder
         self._thread = thread
@@ -69,10 +75,24 @@ class FileCopies:
         """Held while a file is fetched: it is asked for as a fact comes, and again beside that."""
         self._stored: set[str] = set()
         """The checksums that need not be looked for again."""
+        self._answered: set[str] = set()
+        """The checksums of missing files of which the upstream said that it does not have them."""
+
+    @property
+    def not_asked(self) -> int:
+        """How many of the missing files the upstream could not be asked for."""
+        return len(self.missing.keys() - self._answered)
 
     async def open(self) -> None:
         """Find which files earlier runs could not fetch."""
-        self.missing = dict.fromkeys(await self._thread.run(self._folder.missing_files), "not asked for yet")
+        self.missing = dict.fromkeys(await self._thread.run(self._find_missing), "not asked for yet")
+
+    def _find_missing(self) -> list[str]:
+        folder = self._folder
+        if not folder.missing_path.exists():
+            # Made by a release that took no note, or new.
+            folder.begin_missing(Examiner(folder).examine(with_files=False).missing_checksums)
+        return folder.missing_files()
 
     async def fetch(self, facts: Sequence[Fact]) -> None:
         """Store the files that these facts refer to. Raises `NotConnected` if one cannot be fetched now.
@@ -88,24 +108,32 @@ class FileCopies:
         for checksum in list(self.missing):
             try:
                 await self._fetch(checksum)
-            except NotConnected:
-                return
             except ReplicationError as error:
                 self.missing[checksum] = str(error)
+                if isinstance(error, NotConnected):
+                    return
+
+    async def keep_asking(self) -> None:
+        """Ask again every `ASK_SECONDS`, for ever."""
+        while True:
+            await sleep(self._clock, ASK_SECONDS)
+            await self.ask_again()
 
     async def _fetch(self, checksum: str) -> bool:
         """Store a file. Returns whether it is not missing, as it is stored or will not be there again."""
         async with self._lock:
             path = self._folder.file_path(checksum)
+            self._answered.discard(checksum)
             why: str | None = ""
             if not await self._thread.run(path.exists):
                 client = self._client()
                 if client is None:
-                    self.not_asked += 1
-                    return True
+                    self.missing[checksum] = NO_ADDRESS
+                    return False
                 why = await self._download(client, checksum, path)
             if why:
                 self.missing[checksum] = why
+                self._answered.add(checksum)
                 return False
             if why is not None:
                 self._stored.add(checksum)

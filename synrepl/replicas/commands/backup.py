@@ -78,6 +78,9 @@ def run(
 
     The daemon retains facts for a backup as for a replica, for 7 days by default, and shows it in its status.
     If it has trimmed what DIR lacks, the run records a whole copy again, behind what DIR has.
+
+    A file that could not be fetched is told, and asked for again by each run until it is there. Exit code 1:
+    the daemon could not even be asked for one.
     """
     from synrepl.wire.text import is_name
 
@@ -116,6 +119,8 @@ def run(
             raise CliError(str(error)) from error
     (result,) = found
     output.show(result, _result_lines(folder, result))
+    if result["files_not_asked"]:
+        sys.exit(1)
 
 
 def _result_lines(folder: Path, result: dict[str, Any]) -> Iterator[str]:
@@ -125,12 +130,9 @@ def _result_lines(folder: Path, result: dict[str, Any]) -> Iterator[str]:
     )
     missing = result["missing"]
     for checksum in list(missing)[:SHOWN]:
-        yield f"the daemon does not have the file {checksum}, which the log names: {missing[checksum]}"
+        yield f"the file {checksum}, which the log names, could not be fetched: {missing[checksum]}"
     if len(missing) > SHOWN:
-        yield f"nor {len(missing) - SHOWN} more"
-    if result["files_not_asked"]:
-        count = counted(result["files_not_asked"], "file")
-        yield f"{count} could not be fetched: the daemon told no HTTP address that may be asked; use --url"
+        yield f"nor could {len(missing) - SHOWN} more"
 
 
 def _committed(at_ms: int) -> str:
@@ -170,6 +172,9 @@ class _Run:
         follow: bool,
         advance: Advance,
     ) -> None:
+        from twisted.logger import Logger
+
+        from synrepl.base.tasks import Tasks
         from synrepl.replicas.backup.backup_run import BackupRun
         from synrepl.replicas.backup.connections import BackupConnections, BackupSettings
         from synrepl.replicas.backup.file_copies import FileCopies
@@ -177,6 +182,7 @@ class _Run:
         from synrepl.storage.threads import ReactorThread
 
         self._advance = advance
+        self._tasks = Tasks(Logger(namespace="synrepl.backup"), "backup")
         self._thread = ReactorThread(reactor, "backup")
         settings = BackupSettings(upstream=tuple(targets), replica_name=folder.identity.name)
         self._connections = BackupConnections(reactor, settings, credentials)
@@ -201,6 +207,7 @@ class _Run:
         await self._copies.open()
         await self._files.open()
         self._run.start()
+        self._tasks.start(self._files.keep_asking(), "asking for missing files")
         await self._run.done
         await self._files.ask_again()
 
@@ -208,6 +215,7 @@ class _Run:
         """Stop, and return what the folder has."""
         files = self._files
         result = self._run.describe() | {"files_not_asked": files.not_asked, "missing": files.missing}
+        self._tasks.stop()
         await self._run.stop()
         await self._connections.stop()
         await self._thread.stop()

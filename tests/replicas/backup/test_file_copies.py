@@ -2,6 +2,7 @@
 
 from hashlib import sha256
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import HttpRequest
 from synrepl.replicas.backup.backup_folder import BackupFolder
-from synrepl.replicas.backup.file_copies import FileCopies, references
+from synrepl.replicas.backup.file_copies import ASK_SECONDS, NO_ADDRESS, FileCopies, references
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact
 from synrepl.testing.heap_clock import HeapClock
@@ -76,6 +77,7 @@ def fetch(folder: Path, daemon: FakeDaemon | None, *facts: Fact) -> tuple[FileCo
     client: Any = daemon
     copies = FileCopies(opened, ImmediateThread(), HeapClock(), lambda: client)
     results: list[Any] = []
+    Deferred.fromCoroutine(copies.open())
     Deferred.fromCoroutine(copies.fetch(facts)).addBoth(results.append)
     if isinstance(results[0], Failure):
         results[0].raiseException()
@@ -126,11 +128,54 @@ def test_a_file_that_is_gone_is_left_out(tmp_path: Path) -> None:
     assert folder.stored_files() == []
 
 
-def test_without_an_address_files_are_counted(tmp_path: Path) -> None:
-    """The command says so in its last line."""
-    copies, _ = fetch(tmp_path, None, named(OTHER), named(OTHER))
+@pytest.mark.parametrize("is_of_earlier_release", [False, True])
+def test_a_file_that_could_not_be_asked_for_is_asked_for_later(
+    tmp_path: Path, is_of_earlier_release: bool
+) -> None:
+    """An earlier release counted it, and forgot it: what its folder lacks is found in the parts."""
+    folder = tmp_path / "backup"
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    for name in ("media/a.txt", "media/b.txt"):
+        cluster.done(a.append("files", [[["create", name, NAME, 6]]]))
+    first = run(cluster, folder, None)
+    if is_of_earlier_release:
+        rmtree(folder / "missing")
+        # A run was killed while it looked.
+        (folder / ".missing.new").mkdir()
+    cluster.wrote(a)
+    second = run(cluster, folder, None)
 
-    assert copies.not_asked == 1
+    assert (first.not_asked, second.not_asked) == (1, 1)
+    assert first.missing == second.missing == {NAME: NO_ADDRESS}
+
+    third = run(cluster, folder, FakeDaemon({}, HttpError(503, "file_not_here", "later")))
+    fourth = run(cluster, folder, FakeDaemon({}, NotConnected("away")))
+    last = run(cluster, folder, FakeDaemon({NAME: HELLO}))
+
+    assert (len(third.missing), third.not_asked) == (1, 0)
+    assert (fourth.missing, fourth.not_asked) == ({NAME: "away"}, 1)
+    assert (last.missing, last.not_asked, examined(folder).missing_files) == ({}, 0, [])
+
+
+def test_a_backup_that_goes_on_asks_again(tmp_path: Path) -> None:
+    """Until then a file has been uploaded, or a replica has fetched it."""
+    client: Any = FakeDaemon({}, HttpError(503, "file_not_here", "later"))
+    clock = HeapClock()
+    copies = FileCopies(BackupFolder(tmp_path), ImmediateThread(), clock, lambda: client)
+    (tmp_path / "files").mkdir()
+    Deferred.fromCoroutine(copies.open())
+    Deferred.fromCoroutine(copies.fetch([named(NAME)]))
+    asking = Deferred.fromCoroutine(copies.keep_asking()).addErrback(lambda failure: None)
+    clock.advance(ASK_SECONDS)
+    client.error, client.files = None, {NAME: HELLO}
+
+    before = copies.missing.copy()
+    clock.advance(ASK_SECONDS)
+    asking.cancel()
+
+    assert (list(before), copies.missing) == ([NAME], {})
+    assert BackupFolder(tmp_path).stored_files() == client.asked[:1] == [NAME]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +255,7 @@ def test_a_daemon_that_goes_away_leaves_what_is_missing(tmp_path: Path) -> None:
     """For the next run; a file that is not the right one is no reason to leave out the others."""
     folder = BackupFolder(tmp_path)
     (tmp_path / "files").mkdir()
-    folder.note_missing([OTHER, NAME])
+    folder.begin_missing([OTHER, NAME])
     daemon: Any = FakeDaemon({OTHER: b"wrong", NAME: HELLO}, NotConnected("away"))
     copies = FileCopies(folder, ImmediateThread(), HeapClock(), lambda: daemon)
     Deferred.fromCoroutine(copies.open())

@@ -5,8 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 from synrepl.storage.token_floor import MARGIN
 from tests.postgres import kept_facts, new_database
@@ -62,6 +64,36 @@ def test_a_day_of_disaster(tmp_path: Path) -> None:
         forked = synrepl(tmp_path, "backup", "backup", "--url", daemon.url)
     assert (forked.returncode, len(forked.stderr.splitlines())) == (1, 1)
     assert "fork: the histories differ" in forked.stderr
+
+
+def test_a_file_that_cannot_be_asked_for_is_a_failure(tmp_path: Path) -> None:
+    """Facts are backed up all the same; a run that is told where files are has them."""
+    data = b"hello\n"
+    checksum = sha256(data).hexdigest()
+    (tmp_path / "secret").write_text("secret of this test")
+    secret = "--secret-file", "secret"
+    # A host that is not that of --upstream gets no secret.
+    options = *secret, "--advertise", "elsewhere.invalid", "--instance-name", "master"
+    with Daemon(tmp_path, options=options) as daemon:
+        headers = {"Authorization": "Bearer secret of this test"}
+        row = ["create", "media/hello.txt", checksum, len(data)]
+        facts = json.dumps({"facts": [[row]], "writer": "master"}).encode()
+        for method, path, body in (
+            ("PUT", f"files/sha256/{checksum}", data),
+            ("POST", "streams/files/facts", facts),
+        ):
+            urlopen(Request(f"{daemon.url}/v1/{path}", body, headers, method=method)).close()
+        asked = synrepl(tmp_path, "backup", "backup", "--upstream", f"tcp:{daemon.follow}", *secret, "--json")
+        verified = synrepl(tmp_path, "backup", "verify", "backup")
+        later = answer(tmp_path, "backup", "backup", "--url", daemon.url, *secret)
+
+    assert asked.stdout, asked.stderr
+    result = json.loads(asked.stdout)
+    assert (asked.returncode, result["serial"], result["files_not_asked"]) == (1, 1, 1)
+    assert list(result["missing"]) == [checksum]
+    assert (verified.returncode, "is missing: media/hello.txt" in verified.stdout) == (1, True)
+    assert (later["missing"], later["files_not_asked"]) == ({}, 0)
+    assert answer(tmp_path, "backup", "verify", "backup")["missing_files"] == []
 
 
 def test_a_follower_that_has_seen_lost_tokens_gets_every_new_fact(tmp_path: Path) -> None:
