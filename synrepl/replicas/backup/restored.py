@@ -38,7 +38,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Restored(msgspec.Struct, kw_only=True):
-    """The result of a restore: the log ends with `serial`, before which `epoch` begins anew."""
+    """The result of a restore: the log ends with `serial`, before which `epoch` begins anew.
+
+    `missing_files` are named in the restored log, and are not in the backup, or damaged there.
+    """
 
     serial: int
     epoch: int
@@ -192,7 +195,7 @@ async def restore(
         history=log.history,
         server_name=log.notes.get("server_name", ""),
         floor=floor,
-        missing_files=found.missing_files,
+        missing_files=list(conversation.names.missing(found.stored)),
     )
 
 

@@ -304,12 +304,16 @@ def _verified_lines(folder: Path, found: "BackupContents", newest: dict[str, Any
     for one in found.damages:
         before = "" if one.serial is None else f"; what is before it is valid up to serial {one.serial}"
         yield f"damaged: {one.path}: {one.why}{before}"
-    for name in found.missing_files[:SHOWN]:
-        yield f"the file of this name is missing: {name}"
-    if len(found.missing_files) > SHOWN:
-        yield f"so are {len(found.missing_files) - SHOWN} more"
+    yield from _missing_lines(found.missing_files)
     if found.cut_at:
         yield f"the end is cut, as that of a running or killed backup can be: {found.cut_at}"
+
+
+def _missing_lines(names: Sequence[str]) -> Iterator[str]:
+    for name in names[:SHOWN]:
+        yield f"the file of this name is missing: {name}"
+    if len(names) > SHOWN:
+        yield f"so are {len(names) - SHOWN} more"
 
 
 SHOWN: Final = 20
@@ -409,8 +413,7 @@ def restore(
         lines.append(f"serial {until.serial} is within an append, which is left out as a whole")
     if files is not None:
         lines.append(f"copied {counted(result.files, 'file')} to {files}")
-    if result.missing_files:
-        lines.append(f"{counted(len(result.missing_files), 'file')} are not in the backup")
+    lines += _missing_lines(result.missing_files)
     output.show(msgspec.to_builtins(result), lines)
 
 

@@ -15,7 +15,10 @@ from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import HttpRequest
 from synrepl.replicas.backup.backup_folder import BackupFolder
 from synrepl.replicas.backup.file_copies import ASK_SECONDS, NO_ADDRESS, FileCopies, references
+from synrepl.replicas.backup.recorded_conversation import Cut
+from synrepl.replication.retention import keys_of
 from synrepl.storage.threads import ImmediateThread
+from synrepl.streams.declared import StreamBody
 from synrepl.streams.facts import Fact
 from synrepl.testing.heap_clock import HeapClock
 from tests.replicas.backup.recorders import Recorder, examined, restored
@@ -293,3 +296,78 @@ def test_facts_wait_for_their_files(tmp_path: Path) -> None:
     (folder / "files" / NAME).unlink()
     assert examined(folder).missing_files == ["media/hello.txt"]
     assert list(restored(folder, cluster).result.missing_files) == ["media/hello.txt"]
+
+
+def test_what_is_restored_says_which_of_its_files_are_missing(tmp_path: Path) -> None:
+    """At each serial those that are named there: also one whose name is gone at the end."""
+    folder = tmp_path / "backup"
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    rows: list[list[object]] = [
+        ["create", "media/a", OTHER, 6],
+        ["create", "media/b", NAME, 6],
+        ["delete", "media/a", None, None],
+    ]
+    for row in rows:
+        cluster.done(a.append("files", [[row]]))
+    run(cluster, folder, FakeDaemon({NAME: HELLO}))
+    cluster.done(a.append("files", [[["create", "media/a", OTHER, 6]]]))
+    cluster.done(a.append("files", [[["delete", "media/a", None, None]]]))
+    run(cluster, folder, FakeDaemon({}))
+
+    told = [restored(folder, cluster, cut=Cut(serial=serial)).result.missing_files for serial in range(6)]
+
+    assert told == [[], ["media/a"], ["media/a"], [], ["media/a"], []]
+    assert examined(folder).missing_files == []
+    (folder / "files" / NAME).write_bytes(b"damaged")
+    assert restored(folder, cluster, cut=Cut(serial=3)).result.missing_files == ["media/b"]
+
+
+@pytest.mark.parametrize("runs", [1, 2], ids=["in the first copy", "after it"])
+def test_files_of_declared_streams_are_missed_too(tmp_path: Path, runs: int) -> None:
+    """As long as a row refers to them."""
+    folder = tmp_path / "backup"
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    if runs == 2:
+        run(cluster, folder, FakeDaemon({}))
+    columns = {"name": "str", "version": "int", "archive": "file", "log": "file?"}
+    for key in (["name", "version"], []):
+        body = StreamBody(name="packages" if key else "logs", key=key, columns=columns)
+        cluster.done(Deferred.fromCoroutine(a.declared.declare(body.declaration())))
+    hello, other = {"sha256": NAME, "size": 6}, {"sha256": OTHER, "size": 6}
+    for stream in ("packages", "logs"):
+        for row in (["x", 1, other, hello], ["x", 2, hello, other], ["x", 1, hello, None]):
+            cluster.done(a.append(stream, [[row]]))
+    lacking = run(cluster, folder, FakeDaemon({NAME: HELLO}, None))
+
+    unkeyed = ["logs [6,0] archive", "logs [7,0] log"]
+    assert lacking.missing == {}  # no name refers to it any more, the daemon said
+    assert examined(folder).missing_files == [*unkeyed, 'packages ["x",2] log']
+    early = restored(folder, cluster, cut=Cut(serial=4)).result
+    assert early.missing_files == ['packages ["x",1] archive', 'packages ["x",2] log']
+    (folder / "files" / NAME).unlink()
+    found = examined(folder)
+    assert [one for one in found.missing_files if "packages" in one] == [
+        *('packages ["x",1] archive', 'packages ["x",2] archive', 'packages ["x",2] log')
+    ]
+    assert found.missing_checksums == [OTHER, NAME]
+
+
+def test_a_new_copy_names_its_own_files(tmp_path: Path) -> None:
+    """What the copy before it named may have been deleted by a fact that was trimmed."""
+    folder = tmp_path / "backup"
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.done(a.append("files", [[["create", "media/a", OTHER, 6]]]))
+    run(cluster, folder, None)
+    cluster.done(a.append("files", [[["delete", "media/a", None, None]]]))
+    cluster.wrote(a, 3)
+    cluster.pass_(1_000_000, step=100_000)  # the lease ends
+    cluster.done(Deferred.fromCoroutine(a.log.trim(a.log.head.serial, keys_of(a.table), 10**12)))
+    run(cluster, folder, None)
+
+    found = examined(folder)
+    assert len(found.whole) == 2
+    assert found.missing_files == []
+    assert restored(folder, cluster, cut=Cut(serial=1)).result.missing_files == ["media/a"]
