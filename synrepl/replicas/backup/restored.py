@@ -161,7 +161,8 @@ async def restore(
     # Also what is left out was given to somebody.
     states = [one.state for one in found.copies]
     tokens = [state.token for state in states] + [floor_of(state.notes) for state in states]  # type: ignore[arg-type]
-    floor = floor_above([floor_of(log.notes), *tokens])
+    # Nobody has a token of an unfinished attempt before this one: its floor needs no margin.
+    floor = max(floor_of(log.notes), floor_above(tokens, clock.seconds()))
     epoch = max(state.position.epoch for state in states) + 1
 
     def epoch_start(position: LogPosition) -> EpochStart:
@@ -235,15 +236,15 @@ async def restore_in_place(reactor: Any, database: str) -> Restored:
     log = _closed_log(engine, reactor)
     await log.start()
     try:
-        return await begin_restored(log)
+        return await begin_restored(log, reactor)
     finally:
         await log.stop()
 
 
-async def begin_restored(log: Log) -> Restored:
+async def begin_restored(log: Log, clock: IClock) -> Restored:
     """Begin an epoch in an open log that was put in its place by other means. Raises `ReplicationError`."""
     tokens = [token for writers in log.head.positions.values() for token in writers.values()]
-    floor = floor_above([floor_of(log.notes), *log.head.allocated.values(), *tokens])
+    floor = floor_above([floor_of(log.notes), *log.head.allocated.values(), *tokens], clock.seconds())
     # What it was is over: the settings of the daemon decide.
     await log.note(
         floor=str(floor),

@@ -10,7 +10,7 @@ from synrepl.replicas.backup.recorded_conversation import Cut
 from synrepl.replicas.backup.restored import parse_until
 from synrepl.replicas.replica import join
 from synrepl.replication.retention import keys_of
-from synrepl.storage.token_floor import MARGIN
+from synrepl.storage.token_floor import MARGIN, floor_above
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.streams.digest import verify
 from synrepl.streams.writer import Writer
@@ -266,6 +266,43 @@ def test_a_second_restore_gives_tokens_above_those_of_the_first(folder: Path) ->
 
     assert b.log.head.floor == 3 + MARGIN
     assert found.log.head.floor == 3 + 2 * MARGIN
+
+
+def test_two_restores_of_one_backup_give_different_tokens(folder: Path) -> None:
+    """A follower has seen what the first one gave, and must not skip what the second one gives."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
+    Recorder(cluster, folder).finish()
+    a.kill()
+    cluster.pass_(10_000, step=1_000)
+    given: list[int] = []
+
+    for serial in (3, 2, 3):
+        found = restored(folder, cluster, cut=Cut(serial=serial))
+        given += cluster.done(found.log.append("push_rules", "master", [b'[["@a"]]'] * 20)).tokens
+        cluster.pass_(0.05)
+
+    assert given == sorted(set(given))
+    assert given[0] > 10_000 * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "floor"),
+    [
+        ([], 0.0, MARGIN),
+        ([5, 9], 1_000.0, 9 + MARGIN),
+        ([9], 1_796_083_200.25, 1_796_083_200_250_000),
+        ([1_796_083_200_250_000], 1_796_083_201.0, 1_796_083_200_250_000 + MARGIN),
+        ([9], 1e12, 2**52),
+        ([9], -1.0, 9 + MARGIN),
+        ([2**62], 0.0, 2**62),
+    ],
+    ids=["new", "a clock at its beginning", "a clock", "restored just now", "no clock", "before", "highest"],
+)
+def test_the_floor_grows_with_the_clock(tokens: list[int], seconds: float, floor: int) -> None:
+    """Whatever the clock says, a margin is left, and tokens stay exact everywhere."""
+    assert floor_above(tokens, seconds) == floor
 
 
 def test_a_replica_of_a_restored_daemon_knows_the_floor_too(folder: Path) -> None:
