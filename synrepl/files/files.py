@@ -189,6 +189,7 @@ class Files:
 
     async def is_named(self, sha256: str) -> bool:
         """Whether a name refers to the file."""
+        await self._names.wait_for(self._log.head.serial)
         return await self._disk.run(self._queue.name_of, sha256) is not None
 
     async def forward(self, sha256: str, hops: int = 0) -> None:

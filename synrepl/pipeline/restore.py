@@ -117,7 +117,7 @@ async def restore_snapshot(
             )
             # Before the log is there: a kill must not leave it without.
             tokens = [token for _, _, token in VClock.from_json(snapshot.clock)]
-            await log.note(floor=str(floor_above([floor_of(log.notes), *tokens])))
+            await log.note(floor=str(max(floor_of(log.notes), floor_above(tokens, seconds()))))
         await copy.note(history=snapshot.history, joined=YES, filter=None, joining=None)
         if server_name is None and snapshot.server_name != UNNAMED:
             await log.note(server_name=snapshot.server_name)

@@ -534,6 +534,7 @@ class ByNameTests(FilesSiteCase):
         """The index of names follows the log, and may be behind it; 404 would be a lie."""
         self.put(DATA)
         self.name("a", SHA)
+        self.name("b", "0" * 64)
         known, found = self.files._names.wait_for, Deferred[None]()
 
         async def wait_for(serial: int) -> None:
@@ -541,15 +542,17 @@ class ByNameTests(FilesSiteCase):
             await known(serial)
 
         with mock.patch.object(self.files._names, "wait_for", wait_for):
-            named, listed = self.talk(), self.talk()
+            named, listed, missing = self.talk(), self.talk(), self.talk()
             named.say(self.request("GET", "/v1/files/by-name/a"))
             listed.say(self.request("GET", "/v1/files"))
-            self.assertEqual((b"", b""), (named.heard, listed.heard))
+            missing.say(self.request("GET", f"/v1/files/sha256/{'0' * 64}"))
+            self.assertEqual([b""] * 3, [named.heard, listed.heard, missing.heard])
             found.callback(None)
             self.clock.advance(1)
 
         self.assertEqual((200, DATA), (named.answer().status, named.answer().body))
-        self.assertEqual(["a"], [one["name"] for one in listed.answer().json()["files"]])
+        self.assertEqual(["a", "b"], [one["name"] for one in listed.answer().json()["files"]])
+        self.assertEqual("file_not_here", missing.answer().json()["error"])
 
     def test_a_replica_fetches_what_is_named(self) -> None:
         """As with a checksum: the answer waits for the bytes."""

@@ -5,10 +5,12 @@
     DIR/backup.json     who the backup is: its uuid and name as a reader, the history and the homeserver
     DIR/parts/1.part    the recorded conversation (`part_codec.py`), in parts of some 64 MiB
     DIR/files/...       files by their SHA-256
+    DIR/missing/...     empty: the SHA-256 of files that facts name, and that could not be fetched yet
     DIR/lock            held while something writes to the folder
 """
 
 import re
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -20,11 +22,19 @@ from synrepl.base.history import BACKUP_PREFIX
 from synrepl.errors import StorageError
 from synrepl.replicas.backup.part_codec import FORMAT
 from synrepl.storage.lock import FileLock
-from synrepl.storage.private_files import make_directory, map_path_errors, replace_private, sync_directory
+from synrepl.storage.private_files import (
+    create_private,
+    make_directory,
+    map_path_errors,
+    replace_private,
+    sync_directory,
+)
 
 IDENTITY: Final = "backup.json"
 PARTS: Final = "parts"
 FILES: Final = "files"
+MISSING: Final = "missing"
+NEW_MISSING: Final = ".missing.new"
 LOCK: Final = "lock"
 
 _part: Final = re.compile(r"([1-9][0-9]{0,17})\.part", re.ASCII)
@@ -70,6 +80,11 @@ class BackupFolder:
         """The folder of the files."""
         return self.path / FILES
 
+    @property
+    def missing_path(self) -> Path:
+        """The folder of the names of missing files."""
+        return self.path / MISSING
+
     def part_path(self, number: int) -> Path:
         """The path of the part with this number."""
         return self.parts_path / f"{number}.part"
@@ -86,7 +101,8 @@ class BackupFolder:
         with map_path_errors("open", self.path, "choose another folder"):
             make_directory(self.path)
             is_ours = (self.path / IDENTITY).exists()
-            found = {one.name for one in self.path.iterdir()} - {LOCK, PARTS, FILES, f".{IDENTITY}.new"}
+            ours = {LOCK, PARTS, FILES, MISSING, NEW_MISSING, f".{IDENTITY}.new"}
+            found = {one.name for one in self.path.iterdir()} - ours
             if not is_ours and (found or any(self.part_numbers())):
                 raise StorageError(
                     op="open",
@@ -168,10 +184,34 @@ class BackupFolder:
 
     def stored_files(self) -> list[str]:
         """The checksums of the files, in order."""
-        if not self.files_path.is_dir():
-            return []
-        with map_path_errors("read", self.files_path):
-            return sorted(one.name for one in self.files_path.iterdir() if is_checksum(one.name))
+        return _checksums_in(self.files_path)
+
+    def missing_files(self) -> list[str]:
+        """The checksums of files that could not be fetched yet, in order."""
+        return _checksums_in(self.missing_path)
+
+    def note_missing(self, checksums: Iterable[str]) -> None:
+        """Note durably that these files could not be fetched yet."""
+        with map_path_errors("note a missing file", self.missing_path):
+            for checksum in checksums:
+                create_private(self.missing_path / checksum).close()
+            sync_directory(self.missing_path)
+
+    def begin_missing(self, checksums: Iterable[str]) -> None:
+        """Begin to note missing files, with these: all of them are noted, or it has not begun."""
+        fresh = self.path / NEW_MISSING
+        with map_path_errors("note missing files", self.missing_path):
+            make_directory(fresh)
+            for checksum in checksums:
+                create_private(fresh / checksum).close()
+            sync_directory(fresh)
+            fresh.rename(self.missing_path)
+            sync_directory(self.path)
+
+    def forget_missing(self, checksum: str) -> None:
+        """Note that this file is not missing any more; a power cut may bring the note back."""
+        with map_path_errors("note a missing file", self.missing_path):
+            (self.missing_path / checksum).unlink(missing_ok=True)
 
 
 _checksum: Final = re.compile("[0-9a-f]{64}", re.ASCII)
@@ -180,6 +220,13 @@ _checksum: Final = re.compile("[0-9a-f]{64}", re.ASCII)
 def is_checksum(text: str) -> bool:
     """Whether this is a SHA-256 as the names of files are."""
     return _checksum.fullmatch(text) is not None
+
+
+def _checksums_in(path: Path) -> list[str]:
+    if not path.is_dir():
+        return []
+    with map_path_errors("read", path):
+        return sorted(one.name for one in path.iterdir() if is_checksum(one.name))
 
 
 def _damaged(path: Path, why: str) -> StorageError:

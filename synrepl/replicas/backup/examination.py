@@ -1,6 +1,6 @@
 """Examination: what a backup has, by the digests of all its parts and files."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -9,15 +9,11 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.replicas.backup.backup_folder import IDENTITY, BackupFolder
-from synrepl.replicas.backup.part_codec import CopyState, Damage, PartScan
+from synrepl.replicas.backup.file_names import FileNames
+from synrepl.replicas.backup.part_codec import CopyState, Damage, PartHead, PartScan
 from synrepl.storage.private_files import map_path_errors
-from synrepl.streams.catalog import FILES
-from synrepl.streams.facts import Fact, decode_facts
-from synrepl.wire import jsontext
 
 BLOCK: Final = 1024 * 1024
-
-_IN_FILES: Final = b'"stream":"files"'
 
 
 class RecordedCopy(msgspec.Struct, kw_only=True):
@@ -55,7 +51,8 @@ class FoundDamage(msgspec.Struct, frozen=True):
 class BackupContents(msgspec.Struct, kw_only=True):
     """What a backup has. `cut_at` is where the last part is incomplete, as that of a running backup is.
 
-    `missing_files` are named in the log as it ends, and are not there.
+    `missing_files` are named at the end of the last whole copy, and are not there; `missing_checksums` are
+    theirs. `stored` are the checksums of the files that are there, and have these.
     """
 
     copies: list[RecordedCopy] = []
@@ -64,6 +61,8 @@ class BackupContents(msgspec.Struct, kw_only=True):
     bytes: int = 0
     files: int = 0
     missing_files: list[str] = []
+    missing_checksums: list[str] = []
+    stored: frozenset[str] = frozenset()
     cut_at: str = ""
 
     @property
@@ -81,8 +80,8 @@ class Examiner:
         self._found = BackupContents()
         self._ends: dict[int, int] = {}
         """Where the last mark of each part ends."""
-        self._names: dict[str, str] = {}
-        """The checksum of the file that each name refers to."""
+        self._names: dict[int, FileNames] = {}
+        """The names of files in each copy."""
 
     def examine(self, *, with_files: bool = True) -> BackupContents:
         """Read all parts and, `with_files`, all files. Raises `StorageError` if something cannot be read."""
@@ -97,8 +96,7 @@ class Examiner:
                 digest = None
             digest = self._read_part(number, digest, is_last=number == numbers[-1])
         self._check_end(*ended)
-        if with_files:
-            self._check_files()
+        self._check_files(with_hashes=with_files)
         return self._found
 
     def _ended(self) -> tuple[int, int]:
@@ -122,7 +120,7 @@ class Examiner:
         Returns the digest of this one; None if it is damaged.
         """
         found, path = self._found, self._folder.part_path(number)
-        named: list[bytes] = []
+        names: FileNames | None = None
         unmarked: list[bytes] = []
         why = ""
         with map_path_errors("read", path), path.open("rb") as file:
@@ -130,9 +128,11 @@ class Examiner:
             try:
                 for kind, data in reader.blocks():
                     if kind == "mark":
-                        named += unmarked
+                        names = names or self._names_of(number, reader.head, before)
+                        for block in unmarked:
+                            names.take_block(block)
                         unmarked = []
-                    elif kind == "facts" and _IN_FILES in data:
+                    elif kind == "facts":
                         unmarked.append(data)
             except Damage as error:
                 why = f"at byte {error.offset}: {error.why}"
@@ -160,7 +160,6 @@ class Examiner:
             # Told already: it continues what is damaged.
             return None
         self._take_copy(number, reader)
-        self._take_names(named)
         if not why and reader.is_cut:
             if is_last:
                 found.cut_at = f"{path}, behind byte {reader.upto}"
@@ -190,27 +189,31 @@ class Examiner:
 
     # -- files ---------------------------------------------------------------------------------------------
 
-    def _take_names(self, blocks: list[bytes]) -> None:
-        for fact in _facts_of_files(blocks):
-            for row in jsontext.loads(fact.rows):
-                _, name, checksum, _ = row
-                if checksum is None:
-                    self._names.pop(name, None)
-                else:
-                    self._names[name] = checksum
+    def _names_of(self, number: int, head: PartHead | None, before: str | None) -> FileNames:
+        """Return the names of the copy to which a part belongs; new ones if it begins one."""
+        assert head is not None
+        begins = head.state == CopyState()
+        if head.number != number or not (begins or before == head.before):
+            return FileNames()  # the part does not count
+        if begins:
+            self._names[head.copy] = FileNames()
+        return self._names.setdefault(head.copy, FileNames())
 
-    def _check_files(self) -> None:
+    def _check_files(self, *, with_hashes: bool) -> None:
         found = self._found
         stored = self._folder.stored_files()
         found.files = len(stored)
-        for checksum in stored:
+        wrong = set()
+        for checksum in stored if with_hashes else ():
             path = self._folder.file_path(checksum)
             if self._hash(path) != checksum:
+                wrong.add(checksum)
                 found.damages.append(FoundDamage(str(path), "its SHA-256 is not its name"))
-        there = set(stored)
-        found.missing_files = sorted(
-            {name for name, checksum in self._names.items() if checksum not in there}
-        )
+        found.stored = frozenset(stored) - wrong
+        if found.whole:
+            missing = self._names[found.whole[-1].number].missing(frozenset(stored))
+            found.missing_files = list(missing)
+            found.missing_checksums = sorted({*missing.values()})
 
     def _hash(self, path: Path) -> str:
         hashed = sha256()
@@ -220,12 +223,6 @@ class Examiner:
                 self._found.bytes += len(data)
                 self._on_bytes(len(data))
         return hashed.hexdigest()
-
-
-def _facts_of_files(blocks: list[bytes]) -> Iterator[Fact]:
-    for data in blocks:
-        lines = b"".join(line for line in data.splitlines(keepends=True) if _IN_FILES in line)
-        yield from (fact for fact in decode_facts(lines) if fact.stream == FILES.name)
 
 
 def check_identity(folder: BackupFolder, found: BackupContents) -> None:

@@ -11,6 +11,7 @@ from synrepl.base.interfaces import IThread
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.replicas.backup.backup_folder import BackupFolder
 from synrepl.replicas.backup.examination import RecordedCopy
+from synrepl.replicas.backup.file_names import FileNames
 from synrepl.replicas.backup.part_codec import Damage, PartScan
 from synrepl.replicas.command_forwarder import Numbered
 from synrepl.replicas.relay.snapshot_codec import SnapshotDecoder, read_meta
@@ -107,6 +108,8 @@ class RecordedConversation(IConversation):
         """Where what was said so far ends."""
         self.committed_ms = 0
         """When the newest fact of what was said was committed."""
+        self.names = FileNames()
+        """The names of files after what was said."""
         self.on_channel = lambda data: None
         self.on_space = lambda: None
         self.welcome = Welcome(
@@ -250,6 +253,7 @@ class RecordedConversation(IConversation):
             if facts:
                 self.position = facts[-1].position
         if facts:
+            self.names.take(facts)
             self.committed_ms = max(self.committed_ms, *(one.committed_at_ms for one in facts))
             yield Facts(facts)
 

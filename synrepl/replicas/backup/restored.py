@@ -19,6 +19,7 @@ from synrepl.errors import StorageError
 from synrepl.html.humanize import at
 from synrepl.replicas.backup.backup_folder import BackupFolder
 from synrepl.replicas.backup.examination import BackupContents, RecordedCopy
+from synrepl.replicas.backup.part_codec import CopyState
 from synrepl.replicas.backup.recorded_conversation import Cut, RecordedConversation
 from synrepl.replicas.replica.join import JoinAttempt, Progress
 from synrepl.replicas.replica.replica_states import ReplicaEvent
@@ -37,7 +38,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Restored(msgspec.Struct, kw_only=True):
-    """The result of a restore: the log ends with `serial`, before which `epoch` begins anew."""
+    """The result of a restore: the log ends with `serial`, before which `epoch` begins anew.
+
+    `missing_files` are named in the restored log, and are not in the backup, or damaged there.
+    """
 
     serial: int
     epoch: int
@@ -85,6 +89,12 @@ def choose_copy(folder: BackupFolder, found: BackupContents, cut: Cut | None) ->
     if cut.serial is not None and cut.serial > last.position.serial:
         why = f"{folder.path} is valid up to serial {last.position.serial}, and not up to {cut.serial}"
         raise _refused(why, "give a lower serial, or restore another backup")
+    if found.damages and _is_beyond(cut, last):
+        one = found.damages[0]
+        raise _refused(
+            f"{folder.path} is valid up to {_end_of(last)}: {one.path} is damaged: {one.why}",
+            f"restore what is before it with --until {last.position.serial}, or another backup",
+        )
     fit = [one for one in whole if _begins_before(one, cut)]
     if not fit:
         begin = whole[0].state.begin
@@ -93,15 +103,29 @@ def choose_copy(folder: BackupFolder, found: BackupContents, cut: Cut | None) ->
         why = f"{folder.path} begins with a copy up to serial {begin.serial}{newest}"
         raise _refused(why, "give a later --until, or restore another backup")
     chosen = fit[-1]
-    if cut.serial is not None and cut.serial > chosen.state.position.serial:
-        following = whole[whole.index(chosen) + 1].state.begin
-        assert following is not None
-        why = (
-            f"{folder.path} has no facts between serial {chosen.state.position.serial} and"
-            f" {following.serial}: they were trimmed before they were backed up"
-        )
-        raise _refused(why, f"use --until {chosen.state.position.serial} or {following.serial}")
+    if chosen is not whole[-1] and _is_beyond(cut, chosen.state):
+        begin = whole[whole.index(chosen) + 1].state.begin
+        assert begin is not None
+        serial = chosen.state.position.serial
+        damaged = next((one for one in found.damages if one.serial == serial), None)
+        lost = "they were trimmed before they were backed up"
+        if damaged is not None:
+            lost = f"{damaged.path} is damaged: {damaged.why}"
+        why = f"{folder.path} has no facts between {_end_of(chosen.state)}, and serial {begin.serial}: {lost}"
+        raise _refused(why, f"use --until {serial} or {begin.serial}")
     return chosen
+
+
+def _is_beyond(cut: Cut, end: CopyState) -> bool:
+    """Whether facts behind this end may be needed: there may be more of its last millisecond."""
+    if cut.serial is not None:
+        return cut.serial > end.position.serial
+    return cut.ms is not None and cut.ms >= end.committed_ms
+
+
+def _end_of(copy: CopyState) -> str:
+    newest = f", whose newest fact is of {at(copy.committed_ms)}" if copy.committed_ms else ""
+    return f"serial {copy.position.serial}{newest}"
 
 
 def _begins_before(copy: RecordedCopy, cut: Cut) -> bool:
@@ -137,7 +161,8 @@ async def restore(
     # Also what is left out was given to somebody.
     states = [one.state for one in found.copies]
     tokens = [state.token for state in states] + [floor_of(state.notes) for state in states]  # type: ignore[arg-type]
-    floor = floor_above([floor_of(log.notes), *tokens])
+    # Nobody has a token of an unfinished attempt before this one: its floor needs no margin.
+    floor = max(floor_of(log.notes), floor_above(tokens, clock.seconds()))
     epoch = max(state.position.epoch for state in states) + 1
 
     def epoch_start(position: LogPosition) -> EpochStart:
@@ -171,7 +196,7 @@ async def restore(
         history=log.history,
         server_name=log.notes.get("server_name", ""),
         floor=floor,
-        missing_files=found.missing_files,
+        missing_files=list(conversation.names.missing(found.stored)),
     )
 
 
@@ -211,15 +236,15 @@ async def restore_in_place(reactor: Any, database: str) -> Restored:
     log = _closed_log(engine, reactor)
     await log.start()
     try:
-        return await begin_restored(log)
+        return await begin_restored(log, reactor)
     finally:
         await log.stop()
 
 
-async def begin_restored(log: Log) -> Restored:
+async def begin_restored(log: Log, clock: IClock) -> Restored:
     """Begin an epoch in an open log that was put in its place by other means. Raises `ReplicationError`."""
     tokens = [token for writers in log.head.positions.values() for token in writers.values()]
-    floor = floor_above([floor_of(log.notes), *log.head.allocated.values(), *tokens])
+    floor = floor_above([floor_of(log.notes), *log.head.allocated.values(), *tokens], clock.seconds())
     # What it was is over: the settings of the daemon decide.
     await log.note(
         floor=str(floor),

@@ -67,7 +67,7 @@ def backup() -> None:
 @click.option(
     "--name", help="The name of the backup in the status of the daemon. [default: host and random digits]"
 )
-@output_option('{"serial", "epoch", "digest", "committed_ms", "copy", "files_not_asked"}')
+@output_option('{"serial", "epoch", "digest", "committed_ms", "copy", "files_not_asked", "missing"}')
 def run(
     folder: Path, daemon: DaemonTarget, upstream: str | None, follow: bool, name: str | None, output: Output
 ) -> None:
@@ -78,6 +78,9 @@ def run(
 
     The daemon retains facts for a backup as for a replica, for 7 days by default, and shows it in its status.
     If it has trimmed what DIR lacks, the run records a whole copy again, behind what DIR has.
+
+    A file that could not be fetched is told, and asked for again by each run until it is there. Exit code 1:
+    the daemon could not even be asked for one.
     """
     from synrepl.wire.text import is_name
 
@@ -116,6 +119,8 @@ def run(
             raise CliError(str(error)) from error
     (result,) = found
     output.show(result, _result_lines(folder, result))
+    if result["files_not_asked"]:
+        sys.exit(1)
 
 
 def _result_lines(folder: Path, result: dict[str, Any]) -> Iterator[str]:
@@ -123,9 +128,11 @@ def _result_lines(folder: Path, result: dict[str, Any]) -> Iterator[str]:
         f"{folder} has the log up to serial {result['serial']} of epoch {result['epoch']}"
         f"{_committed(result['committed_ms'])}"
     )
-    if result["files_not_asked"]:
-        count = counted(result["files_not_asked"], "file")
-        yield f"{count} could not be fetched: the daemon told no HTTP address that may be asked; use --url"
+    missing = result["missing"]
+    for checksum in list(missing)[:SHOWN]:
+        yield f"the file {checksum}, which the log names, could not be fetched: {missing[checksum]}"
+    if len(missing) > SHOWN:
+        yield f"nor could {len(missing) - SHOWN} more"
 
 
 def _committed(at_ms: int) -> str:
@@ -165,6 +172,9 @@ class _Run:
         follow: bool,
         advance: Advance,
     ) -> None:
+        from twisted.logger import Logger
+
+        from synrepl.base.tasks import Tasks
         from synrepl.replicas.backup.backup_run import BackupRun
         from synrepl.replicas.backup.connections import BackupConnections, BackupSettings
         from synrepl.replicas.backup.file_copies import FileCopies
@@ -172,6 +182,7 @@ class _Run:
         from synrepl.storage.threads import ReactorThread
 
         self._advance = advance
+        self._tasks = Tasks(Logger(namespace="synrepl.backup"), "backup")
         self._thread = ReactorThread(reactor, "backup")
         settings = BackupSettings(upstream=tuple(targets), replica_name=folder.identity.name)
         self._connections = BackupConnections(reactor, settings, credentials)
@@ -194,12 +205,17 @@ class _Run:
     async def run(self) -> None:
         """Run to the end."""
         await self._copies.open()
+        await self._files.open()
         self._run.start()
+        self._tasks.start(self._files.keep_asking(), "asking for missing files")
         await self._run.done
+        await self._files.ask_again()
 
     async def stop(self) -> dict[str, Any]:
         """Stop, and return what the folder has."""
-        result = self._run.describe() | {"files_not_asked": self._files.missing}
+        files = self._files
+        result = self._run.describe() | {"files_not_asked": files.not_asked, "missing": files.missing}
+        self._tasks.stop()
         await self._run.stop()
         await self._connections.stop()
         await self._thread.stop()
@@ -288,12 +304,16 @@ def _verified_lines(folder: Path, found: "BackupContents", newest: dict[str, Any
     for one in found.damages:
         before = "" if one.serial is None else f"; what is before it is valid up to serial {one.serial}"
         yield f"damaged: {one.path}: {one.why}{before}"
-    for name in found.missing_files[:SHOWN]:
-        yield f"the file of this name is missing: {name}"
-    if len(found.missing_files) > SHOWN:
-        yield f"so are {len(found.missing_files) - SHOWN} more"
+    yield from _missing_lines(found.missing_files)
     if found.cut_at:
         yield f"the end is cut, as that of a running or killed backup can be: {found.cut_at}"
+
+
+def _missing_lines(names: Sequence[str]) -> Iterator[str]:
+    for name in names[:SHOWN]:
+        yield f"the file of this name is missing: {name}"
+    if len(names) > SHOWN:
+        yield f"so are {len(names) - SHOWN} more"
 
 
 SHOWN: Final = 20
@@ -393,8 +413,7 @@ def restore(
         lines.append(f"serial {until.serial} is within an append, which is left out as a whole")
     if files is not None:
         lines.append(f"copied {counted(result.files, 'file')} to {files}")
-    if result.missing_files:
-        lines.append(f"{counted(len(result.missing_files), 'file')} are not in the backup")
+    lines += _missing_lines(result.missing_files)
     output.show(msgspec.to_builtins(result), lines)
 
 

@@ -10,7 +10,7 @@ from synrepl.replicas.backup.recorded_conversation import Cut
 from synrepl.replicas.backup.restored import parse_until
 from synrepl.replicas.replica import join
 from synrepl.replication.retention import keys_of
-from synrepl.storage.token_floor import MARGIN
+from synrepl.storage.token_floor import MARGIN, floor_above
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.streams.digest import verify
 from synrepl.streams.writer import Writer
@@ -130,6 +130,36 @@ def test_what_it_does_not_have_is_refused(folder: Path, cut: Cut, words: str) ->
         restored(folder, cluster, cut=cut)
 
 
+def test_what_was_trimmed_between_two_copies_is_refused(folder: Path) -> None:
+    """By a serial or a time: neither copy has it."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    for count in (3, 4, 2):
+        cluster.pass_(10)
+        cluster.wrote(a, count)
+        if count == 3:
+            Recorder(cluster, folder).finish()
+    cluster.pass_(10)
+    cluster.wrote(a)
+    cluster.pass_(1_000_000, step=100_000)  # the lease ends
+    cluster.done(Deferred.fromCoroutine(a.log.trim(8, keys_of(a.table), 10**12)))
+    Recorder(cluster, folder).finish()
+    times = [fact.committed_at_ms for fact in a.engine.facts]
+    began = times[-1]
+    assert [one.state.position.serial for one in examined(folder).whole] == [3, 10]
+
+    for cut in (Cut(serial=4), Cut(serial=9), Cut(ms=12_000), Cut(ms=began - 1)):
+        words = "no facts between serial 3, whose newest fact is of 1970-.*, and serial 10: they were trimmed"
+        with pytest.raises(StorageError, match=words):
+            restored(folder, cluster, cut=cut)
+    assert restored(folder, cluster, cut=Cut(serial=3)).result.serial == 3
+    assert restored(folder, cluster, cut=Cut(ms=began)).result.serial == 10
+    part = folder / "parts" / "1.part"
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(StorageError, match=r"and serial 10: .*1\.part is damaged: it is cut"):
+        restored(folder, cluster, cut=Cut(ms=12_000))
+
+
 def test_a_log_that_has_facts_is_not_restored_into(folder: Path) -> None:
     """Whoever wants that one gone removes it."""
     cluster = FakeCluster()
@@ -142,14 +172,18 @@ def test_a_log_that_has_facts_is_not_restored_into(folder: Path) -> None:
 
 
 def test_damage_is_not_passed_over(folder: Path) -> None:
-    """Only if the operator names an end before it."""
+    """Only if the operator names an end before it, by a serial or by a time that needs no more."""
     cluster = FakeCluster()
     a = cluster.node("a")
-    cluster.wrote(a, 3)
+    for _ in range(3):
+        cluster.pass_(1)
+        cluster.wrote(a)
     Recorder(cluster, folder).finish()
     size = (folder / "parts" / "1.part").stat().st_size
+    cluster.pass_(10)
     cluster.wrote(a, 3)
     Recorder(cluster, folder).finish()
+    times = [fact.committed_at_ms for fact in a.engine.facts]
     data = bytearray((folder / "parts" / "1.part").read_bytes())
     data[size + 100] ^= 1
     (folder / "parts" / "1.part").write_bytes(data)
@@ -157,6 +191,11 @@ def test_damage_is_not_passed_over(folder: Path) -> None:
     with pytest.raises(StorageError, match=r"1\.part is damaged: .*--until 3"):
         restored(folder, cluster)
     assert restored(folder, cluster, cut=Cut(serial=3)).result.serial == 3
+    for ms in (times[2], times[3] - 1, times[3], times[5] + 1):
+        words = r"is valid up to serial 3, whose newest fact is of 1970-.*1\.part is damaged: .*--until 3,"
+        with pytest.raises(StorageError, match=words):
+            restored(folder, cluster, cut=Cut(ms=ms))
+    assert restored(folder, cluster, cut=Cut(ms=times[2] - 1)).result.serial == 2
 
 
 def test_an_unfinished_restore_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,6 +266,43 @@ def test_a_second_restore_gives_tokens_above_those_of_the_first(folder: Path) ->
 
     assert b.log.head.floor == 3 + MARGIN
     assert found.log.head.floor == 3 + 2 * MARGIN
+
+
+def test_two_restores_of_one_backup_give_different_tokens(folder: Path) -> None:
+    """A follower has seen what the first one gave, and must not skip what the second one gives."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
+    Recorder(cluster, folder).finish()
+    a.kill()
+    cluster.pass_(10_000, step=1_000)
+    given: list[int] = []
+
+    for serial in (3, 2, 3):
+        found = restored(folder, cluster, cut=Cut(serial=serial))
+        given += cluster.done(found.log.append("push_rules", "master", [b'[["@a"]]'] * 20)).tokens
+        cluster.pass_(0.05)
+
+    assert given == sorted(set(given))
+    assert given[0] > 10_000 * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "floor"),
+    [
+        ([], 0.0, MARGIN),
+        ([5, 9], 1_000.0, 9 + MARGIN),
+        ([9], 1_796_083_200.25, 1_796_083_200_250_000),
+        ([1_796_083_200_250_000], 1_796_083_201.0, 1_796_083_200_250_000 + MARGIN),
+        ([9], 1e12, 2**52),
+        ([9], -1.0, 9 + MARGIN),
+        ([2**62], 0.0, 2**62),
+    ],
+    ids=["new", "a clock at its beginning", "a clock", "restored just now", "no clock", "before", "highest"],
+)
+def test_the_floor_grows_with_the_clock(tokens: list[int], seconds: float, floor: int) -> None:
+    """Whatever the clock says, a margin is left, and tokens stay exact everywhere."""
+    assert floor_above(tokens, seconds) == floor
 
 
 def test_a_replica_of_a_restored_daemon_knows_the_floor_too(folder: Path) -> None:

@@ -357,7 +357,7 @@ class DiskSimulation(UpstreamSimulation):
 
         async def work() -> None:
             await log.start()
-            await begin_restored(log)
+            await begin_restored(log, self.clock)
             await log.stop()
 
         done: list[Any] = []
