@@ -1,7 +1,9 @@
 """Restored logs: a copy is received from the folder of a backup, as a replica receives one.
 
 So everything is verified by the same code. Then an epoch begins (``restored``): readers with digests that are
-beyond the restored log are told. For followers that know tokens alone see `storage/token_floor.py`.
+beyond the restored log are told. Its number may be that of a promotion since the backup: the restored log has
+a uuid by which it gives way then (`RESTORED_PREFIX`), as it lacks what was acknowledged since. For followers
+that know tokens alone see `storage/token_floor.py`.
 """
 
 import os
@@ -213,7 +215,9 @@ async def restore_database(
     folder = BackupFolder(path)
     choose_copy(folder, found, cut)
     name = Database(database).name
-    log = _closed_log(engine_for(database), reactor)
+    engine = engine_for(database)
+    engine.is_restored = True
+    log = _closed_log(engine, reactor)
     thread = ReactorThread(reactor, "reading a backup")
     await log.start()
     try:

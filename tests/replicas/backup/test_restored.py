@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.replicas.backup.recorded_conversation import Cut
-from synrepl.replicas.backup.restored import parse_until
+from synrepl.replicas.backup.restored import begin_restored, parse_until
 from synrepl.replicas.replica import join
 from synrepl.replication.retention import keys_of
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ImmediateThread
 from synrepl.storage.token_floor import MARGIN, floor_above
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.streams.digest import verify
@@ -345,6 +348,79 @@ def test_readers_beyond_the_end_are_told(folder: Path) -> None:
     assert c.replica is not None
     assert c.replica.state == "stopped"
     assert "fork" in c.replica.why
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["a new database", "an empty log"])
+def test_a_restored_log_gives_way_to_a_primary_that_was_promoted_meanwhile(
+    folder: Path, is_new: bool
+) -> None:
+    """Both are in the epoch that follows that of the backup, and only one has what was acknowledged since."""
+    cluster = FakeCluster()
+    listed = ["a", "b"]
+    a = cluster.node("a", listed=listed)
+    b = cluster.node("b", "a", start=False, listed=listed)
+    b.engine.write_notes(uuid="00000001-0000-4000-8000-000000000000")
+    cluster.start(b)
+    cluster.wrote(a, 3)
+    cluster.pass_(3)
+    Recorder(cluster, folder).finish()
+    a.kill()
+    cluster.promote(b, force=True)
+    cluster.wrote(b, 4)
+    back = cluster.node("a", start=False, listed=listed)
+    empty = FaultyEngine()
+    if not is_new:
+        empty.write_notes(uuid="99999999-0000-4000-8000-000000000000", history="of nobody")
+    back.engine = restored(folder, cluster, engine=empty).engine.copy()
+
+    cluster.start(back)
+    cluster.pass_(70, step=0.2)
+
+    assert back.log.head.epoch == b.log.head.epoch == 2
+    assert (b.roles.role, back.roles.role) == ("primary", "fenced")
+    cluster.wrote(b)
+
+
+def test_a_log_that_was_put_back_fences_nobody_if_it_is_started_as_a_replica(folder: Path) -> None:
+    """It keeps its uuid, which may be the higher one: the manual says how to start it."""
+    cluster = FakeCluster()
+    a = cluster.node("a", start=False)
+    a.engine.write_notes(uuid="ffffffff-0000-4000-8000-000000000000")
+    cluster.start(a)
+    b = cluster.node("b", "a")
+    cluster.wrote(a, 3)
+    cluster.pass_(3)
+    put_back = a.engine.copy()
+    a.kill()
+    cluster.promote(b, force=True)
+    cluster.wrote(b, 4)
+    log = Log(put_back, ImmediateThread(), ImmediateThread(), cluster.clock, ephemeral=(), logger=Logger())
+    cluster.done(Deferred.fromCoroutine(log.start()))
+    cluster.done(Deferred.fromCoroutine(begin_restored(log, cluster.clock)))
+    back = cluster.node("a", "b", start=False)
+    back.engine = put_back.copy()
+
+    cluster.start(back)
+    cluster.pass_(70, step=0.2)
+
+    assert back.log.head.epoch == b.log.head.epoch == 2
+    assert (b.roles.role, back.roles.role) == ("primary", "replica")
+    cluster.promote(back, force=True)
+    assert back.log.head.epoch == 3
+
+
+def test_a_log_keeps_its_uuid_when_a_restore_into_it_is_refused(folder: Path) -> None:
+    """Its state file has it, and others know it."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
+    Recorder(cluster, folder).finish()
+    a.kill()
+
+    with pytest.raises(StorageError, match="has a log already"):
+        restored(folder, cluster, engine=a.engine)
+
+    assert a.engine.read_note("uuid") == a.log.uuid
 
 
 @pytest.mark.parametrize(
