@@ -7,8 +7,10 @@ that know tokens alone see `storage/token_floor.py`.
 """
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,8 +35,6 @@ from synrepl.storage.threads import ReactorThread
 from synrepl.storage.token_floor import floor_above, floor_of
 from synrepl.wire.filter import ALL
 from synrepl.wire.position import LogPosition
-
-BLOCK: Final = 1024 * 1024
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -285,24 +285,38 @@ def _closed_log(engine: SQLEngine, reactor: Any) -> Log:
 
 
 def restore_files(folder: BackupFolder, target: Path) -> int:
-    """Copy the files of a backup to the folder of a daemon's files; return how many were new."""
+    """Copy the files of a backup to the folder of a daemon's files; return how many.
+
+    A file that is there, and has its checksum, stays. One of the backup that has it no longer is not copied.
+    """
     count = 0
     for checksum in folder.stored_files():
         source, place = folder.file_path(checksum), target / "sha256" / checksum[:2] / checksum[2:]
         with map_path_errors("restore a file", place):
             make_directory(place.parent)
-            if place.exists():
+            if _has_checksum(place, checksum):
                 continue
             fresh = place.with_name(f".{place.name}.new")
             with source.open("rb") as read, create_private(fresh) as written:
-                while data := read.read(BLOCK):
-                    written.write(data)
+                shutil.copyfileobj(read, written)
                 written.flush()
                 os.fsync(written.fileno())
+            if not _has_checksum(fresh, checksum):
+                fresh.unlink()
+                continue
             fresh.replace(place)
             sync_directory(place.parent)
         count += 1
     return count
+
+
+def _has_checksum(path: Path, checksum: str) -> bool:
+    """Whether the file is there, and can be read, and has this SHA-256."""
+    try:
+        with path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest() == checksum
+    except OSError:
+        return False
 
 
 def _refused(why: str, hint: str) -> StorageError:

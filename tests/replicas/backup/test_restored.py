@@ -1,5 +1,6 @@
 """A restored log: where it ends, and that nobody skips what comes after."""
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,9 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
+from synrepl.replicas.backup.backup_folder import BackupFolder
 from synrepl.replicas.backup.recorded_conversation import Cut
-from synrepl.replicas.backup.restored import begin_restored, parse_until
+from synrepl.replicas.backup.restored import begin_restored, parse_until, restore_files
 from synrepl.replicas.replica import join
 from synrepl.replication.retention import keys_of
 from synrepl.storage.log import Log
@@ -421,6 +423,31 @@ def test_a_log_keeps_its_uuid_when_a_restore_into_it_is_refused(folder: Path) ->
         restored(folder, cluster, engine=a.engine)
 
     assert a.engine.read_note("uuid") == a.log.uuid
+
+
+@pytest.mark.parametrize("here", [b"right", b"wrong", None], ids=["whole", "damaged", "unreadable"])
+@pytest.mark.parametrize("stored", [b"right", b"wrong"], ids=["whole backup", "damaged backup"])
+def test_a_damaged_file_of_the_daemon_is_replaced_by_the_right_one(
+    folder: Path, tmp_path: Path, here: bytes | None, stored: bytes
+) -> None:
+    """And a right one never by a damaged one."""
+    backup = BackupFolder(folder)
+    backup.open_to_write("backup")
+    checksum = sha256(b"right").hexdigest()
+    backup.file_path(checksum).write_bytes(stored)
+    place = tmp_path / "sha256" / checksum[:2] / checksum[2:]
+    place.parent.mkdir(parents=True)
+    if here is None:
+        place.symlink_to(place)
+    else:
+        place.write_bytes(here)
+
+    count = restore_files(backup, tmp_path)
+
+    assert count == (here != b"right" and stored == b"right")
+    if b"right" in (here, stored):
+        assert place.read_bytes() == b"right"
+    assert list(place.parent.iterdir()) == [place]
 
 
 @pytest.mark.parametrize(
