@@ -135,6 +135,7 @@ class SQLEngine:
                     self._check_head(connection, with_positions=is_whole)
                     database.check_recorded(connection)
                     database.check_original(connection)
+                    self._check_put_back(connection)
                     self._identify(connection)
                     change_header(connection, boots=current_header(connection).boots + 1)
                     database.mark_open(connection)
@@ -172,6 +173,13 @@ class SQLEngine:
         if why:
             why = f"{self.database.name}: {why}"
             raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self._syntax.kind))
+
+    def _check_put_back(self, connection: SQLConnection) -> None:
+        """Refuse as a primary's log a copy that never had all facts: their tokens would be given again."""
+        if self.database.is_put_back and [*NOTES.rows(connection.execute, "WHERE name = ?", ("filter",))]:
+            why = f"{self.database.name} has only some streams or writers: it was a replica with a filter"
+            hint = "start a new replica with --upstream in its place, or put back a log that had all facts"
+            raise StorageError(op="restore", why=why, hint=hint, tried=False)
 
     def _identify(self, connection: SQLConnection) -> None:
         known: dict[str, str] = dict(NOTES.rows(connection.execute))

@@ -411,6 +411,26 @@ def test_a_log_that_was_put_back_fences_nobody_if_it_is_started_as_a_replica(fol
     assert back.log.head.epoch == 3
 
 
+def test_a_copy_with_a_filter_is_not_put_back() -> None:
+    """As a primary it would give tokens again of what it does not have; nothing in it changes."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    b = cluster.node("b", "a", upstream_streams=("to_device",))
+    cluster.pass_(3)
+    cluster.wrote(a, 3)
+    cluster.wrote(a, 4, stream="push_rules")
+    cluster.pass_(2)
+    b.kill()
+    put_back = b.engine.copy()
+    put_back.database.is_put_back = True
+    before = put_back.database.connection.serialize()
+
+    with pytest.raises(StorageError, match=r"has only some streams or writers.*--upstream"):
+        put_back.open()
+
+    assert put_back.database.connection.serialize() == before
+
+
 def test_a_log_keeps_its_uuid_when_a_restore_into_it_is_refused(folder: Path) -> None:
     """Its state file has it, and others know it."""
     cluster = FakeCluster()
