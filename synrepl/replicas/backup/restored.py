@@ -240,7 +240,9 @@ async def restore_in_place(reactor: Any, database: str) -> Restored:
     log = _closed_log(engine, reactor)
     await log.start()
     try:
-        return await begin_restored(log, reactor)
+        result = await begin_restored(log, reactor)
+        engine.database.is_put_back = False
+        return result
     finally:
         await log.stop()
 
