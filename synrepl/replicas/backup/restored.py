@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 from twisted.logger import Logger
 
+from synrepl.base.access import IssuedKey
 from synrepl.base.history import EpochStart
 from synrepl.base.interfaces import IClock, IThread
 from synrepl.errors import StorageError
@@ -161,7 +162,8 @@ async def restore(
     last = copy.state.position.serial if cut is None or cut.serial is None else cut.serial
     newest = found.whole[-1].state
     # Also what is left out was given to somebody.
-    states = [one.state for one in found.copies]
+    beyond = [state for state in found.beyond if state.notes.get("history") == newest.notes.get("history")]
+    states = [one.state for one in found.copies] + beyond
     tokens = [state.token for state in states] + [floor_of(state.notes) for state in states]  # type: ignore[arg-type]
     # Nobody has a token of an unfinished attempt before this one: its floor needs no margin.
     floor = max(floor_of(log.notes), floor_above(tokens, clock.seconds()))
@@ -182,7 +184,7 @@ async def restore(
     await log.note(
         floor=str(floor),
         # A revocation is never taken back: keys are restored as they were last.
-        keys=notes.get("keys"),
+        keys=_with_revocations(notes.get("keys"), [state.notes.get("keys") for state in beyond]),
         server_name=notes.get("server_name"),
     )
 
@@ -200,6 +202,17 @@ async def restore(
         floor=floor,
         missing_files=list(conversation.names.missing(found.stored)),
     )
+
+
+def _with_revocations(keys: str | None, later: Sequence[str | None]) -> str | None:
+    """Return issued keys, as a note has them, revoked if they are in one of the `later` notes."""
+    read = msgspec.json.Decoder(list[IssuedKey]).decode
+    revoked = {
+        one.record.id: one for text in later if text for one in read(text) if one.revoked_ms is not None
+    }
+    if keys is None or not revoked:
+        return keys
+    return msgspec.json.encode([revoked.get(one.record.id, one) for one in read(keys)]).decode()
 
 
 async def restore_database(

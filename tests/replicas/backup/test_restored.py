@@ -3,11 +3,14 @@
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.access import IssuedKey, Right
 from synrepl.errors import StorageError
+from synrepl.replicas.backup import copy_recorder
 from synrepl.replicas.backup.backup_folder import BackupFolder
 from synrepl.replicas.backup.recorded_conversation import Cut
 from synrepl.replicas.backup.restored import begin_restored, parse_until, restore_files
@@ -201,6 +204,44 @@ def test_damage_is_not_passed_over(folder: Path) -> None:
         with pytest.raises(StorageError, match=words):
             restored(folder, cluster, cut=Cut(ms=ms))
     assert restored(folder, cluster, cut=Cut(ms=times[2] - 1)).result.serial == 2
+
+
+@pytest.mark.parametrize("is_of_another", [False, True])
+def test_what_is_behind_damage_was_known_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_of_another: bool
+) -> None:
+    """A key that was revoked there stays revoked; its epoch and tokens were given."""
+    monkeypatch.setattr(copy_recorder, "PART_BYTES", 1)
+    cluster = FakeCluster()
+    a = cluster.node("a", secret="shared")
+    issued = a.registry.issued
+    for name in ("laptop", "phone"):
+        cluster.done(Deferred.fromCoroutine(issued.add(name, [Right.READ])))
+    ends = [0]
+    for _ in range(4):
+        cluster.wrote(a, 3)
+        Recorder(cluster, folder, secret="shared").finish()
+        ends.append(len(BackupFolder(folder).part_numbers()))
+        if len(ends) == 3:
+            cluster.done(Deferred.fromCoroutine(issued.revoke("laptop")))
+            cluster.done(Deferred.fromCoroutine(issued.add("new", [Right.READ])))
+            cluster.done(Deferred.fromCoroutine(a.log.epochs.begin_next("promoted")))
+    damaged = BackupFolder(folder).part_path(ends[1] + 1)
+    damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
+    found = examined(folder)
+    assert found.whole[-1].state.position.serial == 3
+    if is_of_another:
+        found.beyond = [state.noted({"history": "another"}) for state in found.beyond]
+
+    result = restored(folder, cluster, cut=Cut(serial=3), found=found)
+
+    keys = msgspec.json.decode(result.log.notes["keys"], type=list[IssuedKey])
+    assert [(one.name, one.revoked_ms is not None) for one in keys] == [
+        ("laptop", not is_of_another),
+        ("phone", False),
+    ]
+    assert result.result.epoch == (2 if is_of_another else 3)
+    assert result.result.floor == MARGIN + (3 if is_of_another else 12)
 
 
 def test_an_unfinished_restore_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
