@@ -120,6 +120,10 @@ READER_PREFIX: Final = "reader:"
 BACKUP_PREFIX: Final = "backup:"
 """The uuid of a backup begins with this: it reads as a replica does, and can be none."""
 
+RESTORED_PREFIX: Final = "00000000-"
+"""The uuid of a log that was restored from a backup begins with this, and so orders below others: a replica
+that was promoted meanwhile is primary in an epoch of the same number, and stays."""
+
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Protects the log from being trimmed beyond `serial` on behalf of one reader.

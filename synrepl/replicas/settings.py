@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+from synrepl.base.history import RESTORED_PREFIX
 from synrepl.base.settings import NameSettings, duration, names, setting, size, switch, text, word
 from synrepl.errors import ConfigError
 from synrepl.key_rules import exposure, url_exposure
@@ -109,7 +110,7 @@ class CopySettings(NameSettings):
             return self.replica_name
         # Not the instance: that of most daemons is master, which reads as a role.
         host = socket.gethostname().partition(".")[0]
-        return f"{host if is_name(host) else self.instance_name}-{uuid[:8]}"
+        return f"{host if is_name(host) else self.instance_name}-{uuid.removeprefix(RESTORED_PREFIX)[:8]}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

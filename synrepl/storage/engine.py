@@ -23,7 +23,7 @@ from uuid import uuid4
 import msgspec
 from twisted.logger import Logger
 
-from synrepl.base.history import AppendReceipt, EpochStart, LogSnapshot
+from synrepl.base.history import RESTORED_PREFIX, AppendReceipt, EpochStart, LogSnapshot
 from synrepl.base.interfaces import Head, KeysOf
 from synrepl.errors import StorageError
 from synrepl.storage.beside_facts import StoredLeases, StoredNotes, StoredReceipts
@@ -83,7 +83,8 @@ class SQLEngine:
     `close` and `adopt_staged`. Every method may raise `StorageError`.
 
     The first open of a new log sets two notes (`notes`), both random: ``uuid`` is the uuid of this copy,
-    ``history`` is the uuid of the log and of all its copies.
+    ``history`` is the uuid of the log and of all its copies. With `is_restored` an open of an empty log sets
+    a ``uuid`` that gives way (`RESTORED_PREFIX`).
 
     Up to `trimmed_upto` the log is sparse (`trimming.py`). Beyond it facts are missing only in a filtered
     copy (`LogBounds.sparse_upto`).
@@ -91,6 +92,7 @@ class SQLEngine:
 
     def __init__(self, database: LogDatabase) -> None:
         self.database = database
+        self.is_restored = False
         self._ownership = database.ownership
         self._syntax = database.syntax
         self._discarded = DiscardedRanges()
@@ -133,6 +135,7 @@ class SQLEngine:
                     self._check_head(connection, with_positions=is_whole)
                     database.check_recorded(connection)
                     database.check_original(connection)
+                    self._check_put_back(connection)
                     self._identify(connection)
                     change_header(connection, boots=current_header(connection).boots + 1)
                     database.mark_open(connection)
@@ -171,10 +174,20 @@ class SQLEngine:
             why = f"{self.database.name}: {why}"
             raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self._syntax.kind))
 
-    @staticmethod
-    def _identify(connection: SQLConnection) -> None:
+    def _check_put_back(self, connection: SQLConnection) -> None:
+        """Refuse as a primary's log a copy that never had all facts: their tokens would be given again."""
+        if self.database.is_put_back and [*NOTES.rows(connection.execute, "WHERE name = ?", ("filter",))]:
+            why = f"{self.database.name} has only some streams or writers: it was a replica with a filter"
+            hint = "start a new replica with --upstream in its place, or put back a log that had all facts"
+            raise StorageError(op="restore", why=why, hint=hint, tried=False)
+
+    def _identify(self, connection: SQLConnection) -> None:
         known: dict[str, str] = dict(NOTES.rows(connection.execute))
-        NOTES.put(connection, [(name, str(uuid4())) for name in ("uuid", "history") if name not in known])
+        fresh = {name: str(uuid4()) for name in ("uuid", "history") if name not in known}
+        is_new = not end_of_log(connection, self._current_bounds(connection)).serial and "joined" not in known
+        if self.is_restored and is_new and not known.get("uuid", "").startswith(RESTORED_PREFIX):
+            fresh["uuid"] = RESTORED_PREFIX + str(uuid4())[len(RESTORED_PREFIX) :]
+        NOTES.put(connection, fresh.items())
 
     def check(self) -> None:
         """Raise `StorageError` if the log cannot be read, or no longer belongs to this process.

@@ -155,7 +155,8 @@ class LogDatabase(ABC):
         self.is_open = False
         self.is_put_back = False
         """Whether an operator says that this log was put here by other means: then it may be a copy of an
-        open one, or older than what is recorded outside of it."""
+        open one, or older than what is recorded outside of it. False again once it has begun an epoch: closed
+        before that, it is still such a copy."""
 
     # Connections
 

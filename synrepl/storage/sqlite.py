@@ -301,7 +301,9 @@ class SQLiteDatabase(LogDatabase):
         NOTES.put(connection, [(OPENED, f"{mark} {SEALED}" if is_adopted else mark)])
 
     def mark_closed(self) -> None:
-        if not self._is_staging and self._writes is not None and self._file.is_in_place:
+        if self._is_staging or self.is_put_back:
+            return
+        if self._writes is not None and self._file.is_in_place:
             self._writes.execute("DELETE FROM notes WHERE name = ?", (OPENED,))
 
     def record(self, op: str) -> None:

@@ -259,6 +259,7 @@ def test_an_older_copy_in_the_place_of_the_log_is_refused_until_it_is_meant(tmp_
     meant = SQLEngine(SQLiteDatabase(tmp_path / "synrepl.db"))
     meant.database.is_put_back = True
     meant.open()
+    meant.database.is_put_back = False
     meant.close()
     with Daemon(tmp_path) as daemon:
         whole(daemon, 2)

@@ -130,4 +130,5 @@ def test_the_default_name_of_a_replica_is_that_of_its_host(
     monkeypatch.setattr(socket, "gethostname", lambda: host)
 
     assert CopySettings(server_name="hs").name_of("5d040061-7a3c") == name
+    assert CopySettings(server_name="hs").name_of("00000000-5d04-0061-8000") == name.replace("40061", "4-006")
     assert CopySettings(server_name="hs", replica_name="rome").name_of("5d040061") == "rome"

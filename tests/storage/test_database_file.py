@@ -376,15 +376,17 @@ class StateTests(FileCase):
 
             self.assertIn(f"{copy} is a copy of a log, made while that was open: facts may be missing", told)
             self.assertIn(f"run synrepl restore --in-place --database sqlite:{copy}", told)
+            # Until it has begun an epoch it is the same copy: after a kill, and after a failure.
+            for is_killed in (True, False):
+                meant = SQLEngine(SQLiteDatabase(copy))
+                meant.database.is_put_back = True
+                meant.open()
+                (meant.database.release if is_killed else meant.close)()
+                self.refused(copy)
             meant = SQLEngine(SQLiteDatabase(copy))
             meant.database.is_put_back = True
-            # Until it has begun an epoch it is the same copy.
             meant.open()
-            meant.database.release()
-            self.refused(copy)
-            meant = SQLEngine(SQLiteDatabase(copy))
-            meant.database.is_put_back = True
-            meant.open()
+            meant.database.is_put_back = False
             meant.close()
             self.assertEqual(10 if wal else 0, self.opened(copy).head().serial)
         self.assertEqual(10, engine.head().serial)

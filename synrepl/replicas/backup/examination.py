@@ -51,12 +51,14 @@ class FoundDamage(msgspec.Struct, frozen=True):
 class BackupContents(msgspec.Struct, kw_only=True):
     """What a backup has. `cut_at` is where the last part is incomplete, as that of a running backup is.
 
-    `missing_files` are named at the end of the last whole copy, and are not there; `missing_checksums` are
-    theirs. `stored` are the checksums of the files that are there, and have these.
+    `beyond` are the states of readable parts behind damage: nothing is restored from them, but what they know
+    was given to somebody. `missing_files` are named at the end of the last whole copy, and are not there;
+    `missing_checksums` are theirs. `stored` are the checksums of the files that are there, and have these.
     """
 
     copies: list[RecordedCopy] = []
     damages: list[FoundDamage] = []
+    beyond: list[CopyState] = []
     parts: int = 0
     bytes: int = 0
     files: int = 0
@@ -158,6 +160,7 @@ class Examiner:
             if not found.damages:
                 self._damaged(path, "the parts before it are missing")
             # Told already: it continues what is damaged.
+            found.beyond.append(reader.state)
             return None
         self._take_copy(number, reader)
         if not why and reader.is_cut:

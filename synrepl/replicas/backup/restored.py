@@ -1,18 +1,23 @@
 """Restored logs: a copy is received from the folder of a backup, as a replica receives one.
 
 So everything is verified by the same code. Then an epoch begins (``restored``): readers with digests that are
-beyond the restored log are told. For followers that know tokens alone see `storage/token_floor.py`.
+beyond the restored log are told. Its number may be that of a promotion since the backup: the restored log has
+a uuid by which it gives way then (`RESTORED_PREFIX`), as it lacks what was acknowledged since. For followers
+that know tokens alone see `storage/token_floor.py`.
 """
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from twisted.logger import Logger
 
+from synrepl.base.access import IssuedKey
 from synrepl.base.history import EpochStart
 from synrepl.base.interfaces import IClock, IThread
 from synrepl.errors import StorageError
@@ -31,8 +36,6 @@ from synrepl.storage.threads import ReactorThread
 from synrepl.storage.token_floor import floor_above, floor_of
 from synrepl.wire.filter import ALL
 from synrepl.wire.position import LogPosition
-
-BLOCK: Final = 1024 * 1024
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -159,7 +162,8 @@ async def restore(
     last = copy.state.position.serial if cut is None or cut.serial is None else cut.serial
     newest = found.whole[-1].state
     # Also what is left out was given to somebody.
-    states = [one.state for one in found.copies]
+    beyond = [state for state in found.beyond if state.notes.get("history") == newest.notes.get("history")]
+    states = [one.state for one in found.copies] + beyond
     tokens = [state.token for state in states] + [floor_of(state.notes) for state in states]  # type: ignore[arg-type]
     # Nobody has a token of an unfinished attempt before this one: its floor needs no margin.
     floor = max(floor_of(log.notes), floor_above(tokens, clock.seconds()))
@@ -180,7 +184,7 @@ async def restore(
     await log.note(
         floor=str(floor),
         # A revocation is never taken back: keys are restored as they were last.
-        keys=notes.get("keys"),
+        keys=_with_revocations(notes.get("keys"), [state.notes.get("keys") for state in beyond]),
         server_name=notes.get("server_name"),
     )
 
@@ -200,6 +204,17 @@ async def restore(
     )
 
 
+def _with_revocations(keys: str | None, later: Sequence[str | None]) -> str | None:
+    """Return issued keys, as a note has them, revoked if they are in one of the `later` notes."""
+    read = msgspec.json.Decoder(list[IssuedKey]).decode
+    revoked = {
+        one.record.id: one for text in later if text for one in read(text) if one.revoked_ms is not None
+    }
+    if keys is None or not revoked:
+        return keys
+    return msgspec.json.encode([revoked.get(one.record.id, one) for one in read(keys)]).decode()
+
+
 async def restore_database(
     reactor: Any,
     path: Path,
@@ -213,7 +228,9 @@ async def restore_database(
     folder = BackupFolder(path)
     choose_copy(folder, found, cut)
     name = Database(database).name
-    log = _closed_log(engine_for(database), reactor)
+    engine = engine_for(database)
+    engine.is_restored = True
+    log = _closed_log(engine, reactor)
     thread = ReactorThread(reactor, "reading a backup")
     await log.start()
     try:
@@ -236,7 +253,9 @@ async def restore_in_place(reactor: Any, database: str) -> Restored:
     log = _closed_log(engine, reactor)
     await log.start()
     try:
-        return await begin_restored(log, reactor)
+        result = await begin_restored(log, reactor)
+        engine.database.is_put_back = False
+        return result
     finally:
         await log.stop()
 
@@ -281,24 +300,38 @@ def _closed_log(engine: SQLEngine, reactor: Any) -> Log:
 
 
 def restore_files(folder: BackupFolder, target: Path) -> int:
-    """Copy the files of a backup to the folder of a daemon's files; return how many were new."""
+    """Copy the files of a backup to the folder of a daemon's files; return how many.
+
+    A file that is there, and has its checksum, stays. One of the backup that has it no longer is not copied.
+    """
     count = 0
     for checksum in folder.stored_files():
         source, place = folder.file_path(checksum), target / "sha256" / checksum[:2] / checksum[2:]
         with map_path_errors("restore a file", place):
             make_directory(place.parent)
-            if place.exists():
+            if _has_checksum(place, checksum):
                 continue
             fresh = place.with_name(f".{place.name}.new")
             with source.open("rb") as read, create_private(fresh) as written:
-                while data := read.read(BLOCK):
-                    written.write(data)
+                shutil.copyfileobj(read, written)
                 written.flush()
                 os.fsync(written.fileno())
+            if not _has_checksum(fresh, checksum):
+                fresh.unlink()
+                continue
             fresh.replace(place)
             sync_directory(place.parent)
         count += 1
     return count
+
+
+def _has_checksum(path: Path, checksum: str) -> bool:
+    """Whether the file is there, and can be read, and has this SHA-256."""
+    try:
+        with path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest() == checksum
+    except OSError:
+        return False
 
 
 def _refused(why: str, hint: str) -> StorageError:

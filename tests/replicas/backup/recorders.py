@@ -143,6 +143,7 @@ def restored(
 ) -> RestoredLog:
     """Restore a folder into a new log in memory."""
     engine = FaultyEngine() if engine is None else engine
+    engine.is_restored = True
     thread = ImmediateThread()
     clock: Any = cluster.clock
     log = Log(engine, thread, thread, clock, ephemeral=(), logger=Logger())

@@ -1,15 +1,23 @@
 """A restored log: where it ends, and that nobody skips what comes after."""
 
+from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.logger import Logger
 
+from synrepl.base.access import IssuedKey, Right
 from synrepl.errors import StorageError
+from synrepl.replicas.backup import copy_recorder
+from synrepl.replicas.backup.backup_folder import BackupFolder
 from synrepl.replicas.backup.recorded_conversation import Cut
-from synrepl.replicas.backup.restored import parse_until
+from synrepl.replicas.backup.restored import begin_restored, parse_until, restore_files
 from synrepl.replicas.replica import join
 from synrepl.replication.retention import keys_of
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ImmediateThread
 from synrepl.storage.token_floor import MARGIN, floor_above
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.streams.digest import verify
@@ -198,6 +206,44 @@ def test_damage_is_not_passed_over(folder: Path) -> None:
     assert restored(folder, cluster, cut=Cut(ms=times[2] - 1)).result.serial == 2
 
 
+@pytest.mark.parametrize("is_of_another", [False, True])
+def test_what_is_behind_damage_was_known_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_of_another: bool
+) -> None:
+    """A key that was revoked there stays revoked; its epoch and tokens were given."""
+    monkeypatch.setattr(copy_recorder, "PART_BYTES", 1)
+    cluster = FakeCluster()
+    a = cluster.node("a", secret="shared")
+    issued = a.registry.issued
+    for name in ("laptop", "phone"):
+        cluster.done(Deferred.fromCoroutine(issued.add(name, [Right.READ])))
+    ends = [0]
+    for _ in range(4):
+        cluster.wrote(a, 3)
+        Recorder(cluster, folder, secret="shared").finish()
+        ends.append(len(BackupFolder(folder).part_numbers()))
+        if len(ends) == 3:
+            cluster.done(Deferred.fromCoroutine(issued.revoke("laptop")))
+            cluster.done(Deferred.fromCoroutine(issued.add("new", [Right.READ])))
+            cluster.done(Deferred.fromCoroutine(a.log.epochs.begin_next("promoted")))
+    damaged = BackupFolder(folder).part_path(ends[1] + 1)
+    damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
+    found = examined(folder)
+    assert found.whole[-1].state.position.serial == 3
+    if is_of_another:
+        found.beyond = [state.noted({"history": "another"}) for state in found.beyond]
+
+    result = restored(folder, cluster, cut=Cut(serial=3), found=found)
+
+    keys = msgspec.json.decode(result.log.notes["keys"], type=list[IssuedKey])
+    assert [(one.name, one.revoked_ms is not None) for one in keys] == [
+        ("laptop", not is_of_another),
+        ("phone", False),
+    ]
+    assert result.result.epoch == (2 if is_of_another else 3)
+    assert result.result.floor == MARGIN + (3 if is_of_another else 12)
+
+
 def test_an_unfinished_restore_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it is whole the log is as new; and it is never there without the epoch of the restore."""
     monkeypatch.setattr(join, "COMMIT_FACTS", 5)
@@ -345,6 +391,124 @@ def test_readers_beyond_the_end_are_told(folder: Path) -> None:
     assert c.replica is not None
     assert c.replica.state == "stopped"
     assert "fork" in c.replica.why
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["a new database", "an empty log"])
+def test_a_restored_log_gives_way_to_a_primary_that_was_promoted_meanwhile(
+    folder: Path, is_new: bool
+) -> None:
+    """Both are in the epoch that follows that of the backup, and only one has what was acknowledged since."""
+    cluster = FakeCluster()
+    listed = ["a", "b"]
+    a = cluster.node("a", listed=listed)
+    b = cluster.node("b", "a", start=False, listed=listed)
+    b.engine.write_notes(uuid="00000001-0000-4000-8000-000000000000")
+    cluster.start(b)
+    cluster.wrote(a, 3)
+    cluster.pass_(3)
+    Recorder(cluster, folder).finish()
+    a.kill()
+    cluster.promote(b, force=True)
+    cluster.wrote(b, 4)
+    back = cluster.node("a", start=False, listed=listed)
+    empty = FaultyEngine()
+    if not is_new:
+        empty.write_notes(uuid="99999999-0000-4000-8000-000000000000", history="of nobody")
+    back.engine = restored(folder, cluster, engine=empty).engine.copy()
+
+    cluster.start(back)
+    cluster.pass_(70, step=0.2)
+
+    assert back.log.head.epoch == b.log.head.epoch == 2
+    assert (b.roles.role, back.roles.role) == ("primary", "fenced")
+    cluster.wrote(b)
+
+
+def test_a_log_that_was_put_back_fences_nobody_if_it_is_started_as_a_replica(folder: Path) -> None:
+    """It keeps its uuid, which may be the higher one: the manual says how to start it."""
+    cluster = FakeCluster()
+    a = cluster.node("a", start=False)
+    a.engine.write_notes(uuid="ffffffff-0000-4000-8000-000000000000")
+    cluster.start(a)
+    b = cluster.node("b", "a")
+    cluster.wrote(a, 3)
+    cluster.pass_(3)
+    put_back = a.engine.copy()
+    a.kill()
+    cluster.promote(b, force=True)
+    cluster.wrote(b, 4)
+    log = Log(put_back, ImmediateThread(), ImmediateThread(), cluster.clock, ephemeral=(), logger=Logger())
+    cluster.done(Deferred.fromCoroutine(log.start()))
+    cluster.done(Deferred.fromCoroutine(begin_restored(log, cluster.clock)))
+    back = cluster.node("a", "b", start=False)
+    back.engine = put_back.copy()
+
+    cluster.start(back)
+    cluster.pass_(70, step=0.2)
+
+    assert back.log.head.epoch == b.log.head.epoch == 2
+    assert (b.roles.role, back.roles.role) == ("primary", "replica")
+    cluster.promote(back, force=True)
+    assert back.log.head.epoch == 3
+
+
+def test_a_copy_with_a_filter_is_not_put_back() -> None:
+    """As a primary it would give tokens again of what it does not have; nothing in it changes."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    b = cluster.node("b", "a", upstream_streams=("to_device",))
+    cluster.pass_(3)
+    cluster.wrote(a, 3)
+    cluster.wrote(a, 4, stream="push_rules")
+    cluster.pass_(2)
+    b.kill()
+    put_back = b.engine.copy()
+    put_back.database.is_put_back = True
+    before = put_back.database.connection.serialize()
+
+    with pytest.raises(StorageError, match=r"has only some streams or writers.*--upstream"):
+        put_back.open()
+
+    assert put_back.database.connection.serialize() == before
+
+
+def test_a_log_keeps_its_uuid_when_a_restore_into_it_is_refused(folder: Path) -> None:
+    """Its state file has it, and others know it."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
+    Recorder(cluster, folder).finish()
+    a.kill()
+
+    with pytest.raises(StorageError, match="has a log already"):
+        restored(folder, cluster, engine=a.engine)
+
+    assert a.engine.read_note("uuid") == a.log.uuid
+
+
+@pytest.mark.parametrize("here", [b"right", b"wrong", None], ids=["whole", "damaged", "unreadable"])
+@pytest.mark.parametrize("stored", [b"right", b"wrong"], ids=["whole backup", "damaged backup"])
+def test_a_damaged_file_of_the_daemon_is_replaced_by_the_right_one(
+    folder: Path, tmp_path: Path, here: bytes | None, stored: bytes
+) -> None:
+    """And a right one never by a damaged one."""
+    backup = BackupFolder(folder)
+    backup.open_to_write("backup")
+    checksum = sha256(b"right").hexdigest()
+    backup.file_path(checksum).write_bytes(stored)
+    place = tmp_path / "sha256" / checksum[:2] / checksum[2:]
+    place.parent.mkdir(parents=True)
+    if here is None:
+        place.symlink_to(place)
+    else:
+        place.write_bytes(here)
+
+    count = restore_files(backup, tmp_path)
+
+    assert count == (here != b"right" and stored == b"right")
+    if b"right" in (here, stored):
+        assert place.read_bytes() == b"right"
+    assert list(place.parent.iterdir()) == [place]
 
 
 @pytest.mark.parametrize(

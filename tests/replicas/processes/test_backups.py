@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+from synrepl.base.history import RESTORED_PREFIX
 from synrepl.storage.token_floor import MARGIN, TOKENS_PER_MS
 from tests.postgres import kept_facts, new_database
 from tests.processes.channel import eventually
@@ -61,6 +62,8 @@ def test_a_day_of_disaster(tmp_path: Path) -> None:
     assert (verified["damages"], verified["cut_at"], verified["digest"]) == ([], "", facts[-1].digest)
     assert (restored["serial"], restored["epoch"], restored["digest"]) == (4, 2, facts[3].digest)
     assert (again.returncode, "new.db has a log already, up to serial 4" in again.stderr) == (1, True)
+    state = json.loads((tmp_path / "new.db.state").read_text())
+    assert state["log"]["uuid"].startswith(RESTORED_PREFIX)
     with Daemon(tmp_path, options=("--database", "sqlite:new.db")) as daemon:
         forked = synrepl(tmp_path, "backup", "backup", "--url", daemon.url)
     assert (forked.returncode, len(forked.stderr.splitlines())) == (1, 1)
