@@ -41,7 +41,8 @@ class StreamMachine:
         self.name = name
         self.state = _DISCONNECTED
         self.positions = history.positions
-        self.gaps = StreamGaps(name, history.positions, descends=history.policy.descends)
+        policy = history.policy
+        self.gaps = StreamGaps(name, history.positions, descends=policy.descends, ephemeral=policy.ephemeral)
         self.intake = StreamIntake(name, batches)
         self.facts = PendingFacts(name, history, self.gaps)
         self.history = history
