@@ -123,6 +123,10 @@ class Mode:
         """Judge a POSITION, once the facts that arrived before it are applied."""
         raise NotImplementedError
 
+    def judge_dropped(self, command: Position, lowest: int, *, is_first: bool) -> Judgement:
+        """Judge facts that were dropped from the full queue, from the token `lowest` to that of `command`."""
+        raise NotImplementedError
+
     def _is_certain(self, command: Position, *, is_first: bool) -> bool:
         """Whether all earlier facts of the writer were applied, so that this POSITION can be trusted.
 
@@ -194,6 +198,23 @@ class Pull(Mode):
             return Judgement(Verdict.REWOUND, token, is_rewound=is_rewound)
         # All facts of a restarted writer are new, and its earlier ones are void.
         return Judgement(Verdict.RESTARTED, token, is_rewound=is_rewound, void_after=0)
+
+    def judge_dropped(self, command: Position, lowest: int, *, is_first: bool) -> Judgement:
+        """Judge dropped facts: all that may be new is fetched, late facts below the position included.
+
+        Rows show no loss of the writer: in an exact order those up to the position are repetitions.
+        """
+        token, known = command.token, self._positions.tokens.get(command.instance, -1)
+        if known < lowest:
+            return self.judge(command, is_first=is_first)
+        if self.order.restarts:
+            return Judgement(Verdict.RESTARTED, token, void_after=0)
+        if self.order.is_exact:
+            after = known
+        else:
+            recheck_after = self._recheck_after(command, known, is_first=is_first)
+            after = lowest - 1 if recheck_after is None else min(lowest - 1, recheck_after)
+        return Judgement(Verdict.GAP if after < token else Verdict.STALE, token, after, is_certain=True)
 
     _announces_late = False
     _rewinds_any_time = False
