@@ -850,6 +850,32 @@ class TestFacts:
 
         assert setup.master.heard[-1].startswith("ERROR too many unfinished batch rows")
 
+    def test_a_batch_without_end_that_has_waited_is_refused(self) -> None:
+        """As one that is read at once. Nothing else that waits is applied: a half of it may be forgotten."""
+        setup = Setup(CURRENT, "to_device", "push_rules")
+        setup.hears(
+            *[f"POSITION {stream} 1 1" for stream in ("to_device master", "push_rules w1", "push_rules w2")]
+        )
+        setup.follower.server.streams.batches.max_rows = 100
+        waits: dict[str, Deferred[None]] = {}
+
+        @setup.follower.on("push_rules")
+        @setup.follower.on("to_device")
+        def wait(updates: Updates[Any]) -> "Deferred[None] | None":
+            return waits.setdefault(updates.stream, Deferred()) if updates.token == 2 else None
+
+        rules = [f'RDATA push_rules {at} ["@u:hs"]' for at in ("w2 batch", "w1 2", "w2 3", "w1 4")]
+        setup.hears(*rules, *rows(2, 2), *['RDATA to_device master batch ["@a:hs"]'] * 100, *rows(3, 4))
+        peer = setup.master
+        waits["to_device"].callback(None)
+        waits["push_rules"].callback(None)
+        setup.wait(2)
+
+        assert setup.applied == [("push_rules", "w1", 2, 1), ("to_device", "master", 2, 1)]
+        assert peer.heard[-1].startswith("ERROR too many unfinished batch rows")
+        assert setup.follower.positions() == {"to_device": {"master": 2}, "push_rules": {"w1": 2, "w2": 1}}
+        assert peer is not setup.master
+
     @pytest.mark.parametrize(
         "row", ['["ev",["$e"]]', "[1,2", '"x"', "[NaN]", '["ev",[null,1,2,3,4,5,6,7,8]]']
     )
