@@ -193,6 +193,8 @@ class StreamIntake:
         """
         writer, token = command.instance, command.token
         if writer not in mode.ready and not mode.accepts_writer(writer):
+            if mode.lacks_start(writer):
+                self._drop_row(command, mode)
             return ()
         if token is None or writer in self._batching or writer in self._dropping:
             if writer in self._dropping:

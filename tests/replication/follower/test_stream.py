@@ -545,6 +545,53 @@ class TestActions:
         assert machine.handle(position(35, 35)) == [Fetch(W, 30, 35)]
 
 
+class TestNewWriters:
+    """Rows before the POSITION of a writer."""
+
+    @pytest.mark.parametrize("policy", [ORDERED, UNORDERED], ids=["ordered", "unordered"])
+    @pytest.mark.parametrize("kind", [Rdata, RdataRun])
+    @pytest.mark.parametrize(("first", "after"), [(20, 10), (5, 0)], ids=["the sequence of all", "its own"])
+    def test_on_a_channel_they_are_fetched_with_what_was_before(
+        self, policy: ApplyPolicy, kind: type, first: int, after: int
+    ) -> None:
+        """They passed for its first ones: what it wrote while this follower was away was lost in silence."""
+        machine = live(policy=policy, strategy=SHARED)
+        rows: StreamEvent
+        if kind is Rdata:
+            rows = Rdata(stream="s", instance="w2", token=first, row=b"[]")
+        else:
+            rows = RdataRun(stream="s", instance="w2", tokens=[first, first + 1], rows=[b"[]"] * 2)
+
+        actions = machine.hears(rows)
+        assert Reported.REWOUND not in [one.about for one in actions if isinstance(one, Report)]
+        assert actions[-1] == Fetch("w2", after, first)
+        machine.handle(Position(stream="s", instance="w2", prev_token=first + 1, token=first + 1))
+        machine.hears(MissedFacts(facts=[(first - 1, [b"[]"]), (first, [b"[]"])], upto=first, limited=False))
+        if kind is Rdata:
+            page = MissedFacts(facts=[(first + 1, [b"[]"])], upto=first + 1, limited=False)
+            machine.hears(page)
+
+        assert machine.applied == [first - 1, first, first + 1]
+        assert machine.positions.tokens == {W: 10, "w2": first + 1}
+
+    def test_the_rest_of_such_a_fact_is_fetched_too(self) -> None:
+        """Half of it may have come before we listened."""
+        machine = live(strategy=SHARED)
+
+        for token in (None, None):
+            machine.handle(Rdata(stream="s", instance="w2", token=token, row=b"[]"))
+
+        last = Rdata(stream="s", instance="w2", token=20, row=b"[]")
+        assert machine.hears(last)[-1] == Fetch("w2", 10, 20)
+
+    def test_a_stream_that_is_new_itself_begins_with_them(self) -> None:
+        """A follower from now on has missed nothing."""
+        machine = Machine(strategy=SHARED, known=None)
+        machine.hears(position(10, 10), Rdata(stream="s", instance="w2", token=20, row=b"[]"))
+
+        assert machine.applied == [20]
+
+
 def busy(known: int = 20, **options: Any) -> Machine:
     """A machine at position 19 whose subscriber is busy with the fact 20; a BIG row fills its queue."""
     machine = live(**options)
@@ -632,6 +679,18 @@ class TestFullQueue:
         assert Reported.REWOUND in reports(machine, APPLIED)
         machine.hears(MissedFacts(facts=[], upto=12, limited=False))
         assert machine.positions.tokens == {W: 30}
+
+    @pytest.mark.parametrize("strategy", [PULL, SHARED], ids=["server", "channel"])
+    def test_first_facts_of_a_new_writer(self, strategy: FollowStrategy) -> None:
+        """Of a follower from now on: neither what was dropped is skipped, nor is all fetched."""
+        machine = Machine(strategy=strategy, known=None)
+        machine.hears(position(10, 10))
+        machine.handle(row(20))
+        next(machine.facts.take())
+        for token in (21, 22):
+            machine.handle(Rdata(stream="s", instance="w2", token=token, row=BIG))
+
+        assert machine.hears(APPLIED)[-1] == Fetch("w2", 20, 22)
 
     def test_what_was_dropped_before_the_first_position(self) -> None:
         """It says what is missing, and what was dropped after it is fetched too."""
