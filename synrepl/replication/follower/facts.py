@@ -124,6 +124,12 @@ class StreamIntake:
             else:
                 self._drop_rows(mode)
 
+    def tokens(self) -> list[tuple[str, int]]:
+        """The writers and tokens of the facts that wait; of those that were dropped, the lowest."""
+        rows = [(one.instance, one.token) for one in self.queue if isinstance(one, Rdata)]
+        entries = [(one.command.instance, one.lowest) for one in self.queue if isinstance(one, PositionEntry)]
+        return [(writer, token) for writer, token in [*rows, *entries] if token is not None]
+
     def pop(self) -> Rdata | PositionEntry | Rewind:
         """Remove and return the head of the queue, which must not be empty."""
         head = self.queue.popleft()

@@ -104,8 +104,8 @@ class GapRepair:
 class StreamGaps:
     """The gaps of one stream, by writer, and the `repair` of one at a time.
 
-    A gap stays open over disconnects, until it is repaired or given up. The facts of a stream that `descends`
-    are fetched in small steps.
+    A gap stays open over disconnects, until it is repaired or given up, and `late` facts are not forgotten.
+    The facts of a stream that `descends` are fetched in small steps.
     """
 
     def __init__(
@@ -114,6 +114,8 @@ class StreamGaps:
         self.repair: GapRepair | None = None
         self.errors: dict[str, GapError] = {}
         """The gaps whose facts could not be fetched yet, with the last reason, by writer."""
+        self.late: dict[str, int] = {}
+        """By writer, the lowest token of late facts that were dropped, or lost with the connection."""
         self._make_repair = partial(GapRepair, stream, descends=descends, ephemeral=ephemeral)
         self._positions = positions
         self._ends: dict[str, int] = {}
@@ -137,6 +139,7 @@ class StreamGaps:
     def close(self, writer: str) -> list[Report]:
         """Close the writer's gap, if it has one. Returns the reports for the follower."""
         self.errors.pop(writer, None)
+        self.late.pop(writer, None)
         return [] if self._ends.pop(writer, None) is None else [Report(Reported.GAP_REPAIRED)]
 
     def finish(self) -> PositionStep:

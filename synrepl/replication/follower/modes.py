@@ -221,7 +221,7 @@ class Pull(Mode):
             return Judgement(Verdict.STALE, token)
         recheck_after = self._recheck_after(command, known, is_first=is_first)
         after = lowest - 1 if recheck_after is None else min(lowest - 1, recheck_after)
-        return Judgement(Verdict.GAP, token, after, is_certain=True)
+        return Judgement(Verdict.GAP, token, after, self._is_certain(command, is_first=is_first))
 
     @property
     def _starts_anywhere(self) -> bool:

@@ -103,6 +103,7 @@ class StreamMachine:
         self.history.was_disconnected = True
         self.history.is_compared = False
         self._awaits_quiet = False
+        self._note_late()
         self._mode = self._position = self._step = self.gaps.repair = None
         self.facts.clear()
         self.positions.rewind()
@@ -115,6 +116,15 @@ class StreamMachine:
                 self.facts.finish()
         elif self.state is not StreamState.INVALIDATING:
             self._cancel()
+
+    def _note_late(self) -> None:
+        """Note the late facts that wait: the POSITION of the next connection does not show that they lack."""
+        order = self.facts.mode.order
+        if self.facts.mode.pushes or order.is_exact or order.restarts:
+            return
+        for writer, token in [*self.intake.tokens(), *((one[0], one[1]) for one in self.facts.queue)]:
+            if token <= self.positions.tokens.get(writer, -1):
+                self.gaps.late[writer] = min(token, self.gaps.late.get(writer, token))
 
     def _stopped(self, event: states.Stopped) -> None:
         self._disconnected(states.Disconnected())
@@ -305,6 +315,11 @@ class StreamMachine:
         mode, command, lowest = self._mode, position.command, position.lowest
         assert mode is not None
         writer = command.instance
+        known = self.positions.tokens.get(writer, 0)
+        if command.token >= known and writer in self.gaps.late and not mode.pushes:
+            # The connection was lost before they were fetched.
+            late = self.gaps.late[writer]
+            lowest = late if lowest is None else min(late, lowest)
         if lowest is None:
             judgement = mode.judge(command, is_first=is_first)
         else:
@@ -329,6 +344,8 @@ class StreamMachine:
                 self._actions += self.gaps.close(writer)
                 self.gaps.recheck(writer, after, token)
             case Verdict.GAP:
+                if lowest is not None and after < known:
+                    self.gaps.late[writer] = lowest
                 self._actions += self.gaps.open(writer, after, token)
                 if not judgement.is_certain:
                     self._skip(PositionStep(writer, max(after, self.positions.tokens.get(writer, after))))

@@ -631,6 +631,35 @@ class TestFullQueue:
         assert machine.positions.tokens == {W: 22}
 
     @pytest.mark.parametrize("strategy", [PULL, SHARED], ids=["server", "channel"])
+    def test_a_dropped_fact_below_the_position_over_a_disconnect(self, strategy: FollowStrategy) -> None:
+        """What is known of the next connection shows nothing of it."""
+        machine = busy(policy=UNORDERED, strategy=strategy)
+        for event in (row(15), row(22, BIG)):
+            machine.handle(event)
+        assert machine.hears(APPLIED)[-1] == Fetch(W, 14, 22)
+        for _ in range(2):
+            machine.handle(Disconnected())
+            machine.handle(Connected(strategy, decode))
+            assert machine.hears(position(22, 22))[-1] == Fetch(W, 14, 22)
+
+        machine.hears(MissedFacts(facts=[(15, [b"[]"]), (22, [b"[]"])], upto=22, limited=False))
+
+        assert machine.applied[-2:] == [15, 22]
+        assert machine.hears(position(22, 22)) == [at(22), ADVANCED]
+
+    @pytest.mark.parametrize("strategy", [PULL, SHARED], ids=["server", "channel"])
+    @pytest.mark.parametrize("text", [b"[]", BIG], ids=["waits", "dropped"])
+    def test_a_late_fact_that_waits_at_a_disconnect(self, strategy: FollowStrategy, text: bytes) -> None:
+        """As if it had come a moment later."""
+        machine = busy(policy=UNORDERED, strategy=strategy)
+        machine.handle(row(15, text))
+        machine.handle(Disconnected())
+        machine.handle(APPLIED)
+        machine.handle(Connected(strategy, decode))
+
+        assert machine.hears(position(20, 20))[-1] == Fetch(W, 14, 20)
+
+    @pytest.mark.parametrize("strategy", [PULL, SHARED], ids=["server", "channel"])
     def test_dropped_repetitions_are_no_loss(self, strategy: FollowStrategy) -> None:
         """On a channel, a POSITION as low would say that the writer has lost facts."""
         machine = busy(strategy=strategy)
