@@ -167,12 +167,18 @@ class ReplicationProtocol(LineOnlyReceiver):
 
     def _handle_next(self) -> None:
         event = self._pending.popleft()
-        if isinstance(event, bytes):
-            self._receive(event)
-        elif event is None:
-            self._half_close()
-        else:
-            self._lose(event)
+        try:
+            if isinstance(event, bytes):
+                self._receive(event)
+            elif event is None:
+                self._half_close()
+            else:
+                self._lose(event)
+        except Exception:
+            # Of a connection that failed only the loss is handled, and that must not wait for the rest.
+            self._pending = deque(event for event in self._pending if isinstance(event, Failure))
+            self.session.end()
+            raise
 
     def _receive(self, data: bytes) -> None:
         self.metrics.bytes_in.value += len(data)

@@ -375,6 +375,20 @@ class TestJoining:
 
         assert [("events", "w2", 6)] == setup.applied
 
+    def test_a_writer_may_have_come_while_we_were_away(self) -> None:
+        """What it writes before it has answered us is not all it has."""
+        setup = Setup()
+        setup.says("POSITION events w1 5 5")
+        setup.member.subscriber_down("cut")
+        setup.member.subscriber_up()
+        row = '["state-all",["!r"]]'
+        setup.fake_catch_up.facts = [(token, [row.encode()]) for token in (7, 8, 9)]
+
+        setup.says("POSITION events w1 5 5", f"RDATA events w2 9 {row}", "POSITION events w2 9 9")
+
+        assert [("events", "w2", 5, 9)] == setup.fake_catch_up.asked
+        assert [("events", "w2", token) for token in (7, 8, 9)] == setup.applied
+
     def test_every_order_of_coming_and_going_ends_in_the_same(self) -> None:
         """Whatever connection is lost and found first, and how often."""
         steps = {"subscriber_up": "subscriber_down", "publisher_up": "publisher_down"}

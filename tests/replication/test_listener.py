@@ -4,10 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from twisted.internet.error import ConnectionAborted
+from twisted.internet.testing import StringTransport
 from twisted.logger import capturedLogs, formatEvent
+from twisted.python.failure import Failure
 
 from synrepl.base.access import ALL_RIGHTS, Key, Keyring, Right
 from synrepl.base.limited_logger import MAX_LINES, WINDOW_SECONDS
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.testing import Cluster
 from synrepl.transports.connection import ReplicationProtocol
 from synrepl.transports.tcp import PublisherFactory
@@ -75,6 +79,41 @@ def test_beyond_its_bound_a_listener_turns_connections_away() -> None:
     again.says("REPLICATE")
     one.settle(0.1)
     assert "POSITION" in again.hears()[-1]
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["at once", "in a later turn"])
+def test_a_connection_in_which_a_bug_raises_is_lost_as_any_other(*, is_late: bool) -> None:
+    """Not kept for ever, with its place, for the rest of what it sent; of that nothing is handled."""
+    one = Cluster()
+    queue = TurnQueue(one.clock)
+    factory = listener(one, "queued", queue=queue)
+    protocol, transport = factory.buildProtocol(None), StringTransport()
+    protocol.makeConnection(transport)
+    seen: list[Command] = []
+
+    def fail(command: Command) -> None:
+        seen.append(command)
+        raise ValueError("a bug")
+
+    one.daemon.publisher.follower_commands.process_subscribers.append(fail)
+    data = b"NAME w\nREPLICATE\n" + b"REMOTE_SERVER_UP a.example\n" * 1_000
+    if is_late:
+        queue.run_later(lambda: None)
+        protocol.dataReceived(data)
+        with logged() as lines:
+            one.settle(0.1)
+        assert ["the connection of w at 192.168.1.1:54321 failed"] == lines
+        assert transport.disconnected
+        protocol.connectionLost(Failure(ConnectionAborted()))
+    else:
+        with pytest.raises(ValueError, match="a bug") as raised:
+            protocol.dataReceived(data)
+        protocol.connectionLost(Failure(raised.value))  # as the reactor does
+    one.settle(1)
+
+    assert len(seen) == 1
+    assert not factory.protocols
+    assert not one.daemon.publisher.followers
 
 
 def test_bad_lines_of_many_connections_are_few_lines_of_the_log() -> None:

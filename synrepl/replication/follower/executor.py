@@ -9,7 +9,7 @@ from synrepl.base.tasks import Tasks, step_eagerly
 from synrepl.base.time import Backoff, sleep
 from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import Drop
-from synrepl.errors import ReplicationError
+from synrepl.errors import ProtocolError, ReplicationError
 from synrepl.replication.follower import states
 from synrepl.replication.follower.clock import FollowerClock
 from synrepl.replication.follower.events import FollowerEvents
@@ -31,6 +31,9 @@ class IFollowedServer(Protocol):
     clock: FollowerClock
     events: FollowerEvents
     tasks: Tasks
+
+    def failed(self, error: ProtocolError) -> None:
+        """End the connection: a stream met this error in what it had queued."""
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """Fetch missing facts. Raises what `ICatchUp` raises; `NotConnected` if there is no source."""
@@ -164,7 +167,11 @@ class StreamExecutor:
             if turn != self._turn:
                 return
             self._current = None
-            waiting = self._perform(self.machine.handle(event))
+            try:
+                waiting = self._perform(self.machine.handle(event))
+            except ProtocolError as error:
+                self._server.failed(error)
+                return
 
     def _execute(self, action: Action) -> StreamEvent | Waiting | None:
         match action:

@@ -2,13 +2,16 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice, repeat
 from operator import length_hint
 from typing import Any, Final, cast
 
+import msgspec
+
 from synrepl.errors import GapError, ReplicationError, RowError
 from synrepl.replication.follower.gaps import StreamGaps
-from synrepl.replication.follower.history import ORDERED, PositionStep, StreamHistory
+from synrepl.replication.follower.history import ORDERED, Order, PositionStep, StreamHistory
 from synrepl.replication.follower.modes import Mode
 from synrepl.replication.follower.updates import Batch, RawFact, Updates
 from synrepl.streams.batches import Batches
@@ -27,16 +30,58 @@ LOST_ROWS: Final = [LOST]
 """In place of the rows of a fact that its source has lost."""
 
 
+@dataclass(eq=False, slots=True)
+class PositionEntry:
+    """A POSITION that waits, or facts of a writer that were dropped: then `command` is at their last token.
+
+    `lowest`: the lowest token of the dropped facts; None for a POSITION. `announced`: the first POSITION that
+    was joined to them. `continues`: it begins where the one before it in the queue ends, so that the next one
+    may be joined to it.
+    """
+
+    command: Position
+    lowest: int | None = None
+    announced: Position | None = None
+    continues: bool = False
+
+    def joins(self, command: Position) -> bool:
+        """Whether a POSITION was joined to this one, as nothing lies between them."""
+        before = self.command
+        if not self.continues or command.prev_token != before.token or command.token < before.token:
+            return False
+        if self.lowest is None:
+            self.command = msgspec.structs.replace(before, token=command.token)
+        else:
+            self.announced = self.announced or command
+            self.command = _at(command, command.token)
+        return True
+
+    def drop(self, token: int, order: Order) -> None:
+        """Add a dropped fact. Where tokens begin again, one below all others is the first of a new life."""
+        assert self.lowest is not None
+        begins_again = order.restarts and token < self.lowest
+        self.command = _at(self.command, token if begins_again else max(token, self.command.token))
+        self.lowest = min(token, self.lowest)
+
+
+def _at(command: Position | Rdata, token: int) -> Position:
+    """A POSITION of the same writer, which says nothing of what lies before this token."""
+    return Position(stream=command.stream, instance=command.instance, prev_token=token, token=token)
+
+
 class StreamIntake:
     """The commands of one stream on their way to `stream.StreamMachine`, and the `queue` of those that wait.
 
-    If the queue is full and its rows can be fetched again, they are dropped. For each run of dropped facts of
-    one writer, a POSITION at the last token takes their place and makes the follower fetch them. `bytes`: the
-    size of the queued rows. `is_full`: a server that pushes must be paused, until the queue is empty again.
+    If the queue is full and its rows can be fetched again, they are dropped. A `PositionEntry` takes the
+    place of all that are dropped of a writer between two of its POSITIONs, and makes the follower fetch them.
+    POSITIONs that follow each other are joined. So the queue is bounded while a stream is blocked.
+
+    `bytes`: the size of the queued rows. `is_full`: a server that pushes must be paused, until the queue is
+    empty again.
     """
 
     def __init__(self, name: str, batches: Batches[bytes]) -> None:
-        self.queue: deque[Rdata | Position | Rewind] = deque()
+        self.queue: deque[Rdata | PositionEntry | Rewind] = deque()
         self.bytes = 0
         self.is_full = False
         self._name = name
@@ -45,10 +90,13 @@ class StreamIntake:
         self._batching: set[str] = set()
         # The writers of whose incomplete fact a part was dropped: the rest of it must be dropped too.
         self._dropping: set[str] = set()
+        # By writer, the last that waits, if that is a POSITION or dropped facts.
+        self._last: dict[str, PositionEntry] = {}
 
     def clear(self) -> None:
         """Empty the queue, and drop incomplete facts."""
         self.queue.clear()
+        self._last.clear()
         self.bytes = 0
         self.is_full = False
         self._batching.clear()
@@ -59,27 +107,37 @@ class StreamIntake:
         """Queue a command, within limits.
 
         If the queue is full, a server that pushes is paused. Where facts can be fetched, the queued rows are
-        dropped instead, and the POSITION in their place triggers the fetch.
+        dropped instead, and what takes their place triggers the fetch.
         """
-        if not isinstance(command, Rdata):
-            self.queue.append(command)
-        elif command.instance in self._dropping:
-            self._drop_row(command)
+        if isinstance(command, Position):
+            self._add_position(PositionEntry(command))
+        elif isinstance(command, Rdata) and command.instance in self._dropping:
+            self._drop_row(command, mode)
         else:
             self.queue.append(command)
-            self.bytes += len(command.row)
+            self._last.pop(command.instance, None)
+            if isinstance(command, Rdata):
+                self.bytes += len(command.row)
         if self.bytes > MAX_WAITING_BYTES:
             if mode.pushes:
                 self.is_full = True
             else:
-                self._drop_rows()
+                self._drop_rows(mode)
 
-    def pop(self) -> Rdata | Position | Rewind:
+    def tokens(self) -> list[tuple[str, int]]:
+        """The writers and tokens of the facts that wait; of those that were dropped, the lowest."""
+        rows = [(one.instance, one.token) for one in self.queue if isinstance(one, Rdata)]
+        entries = [(one.command.instance, one.lowest) for one in self.queue if isinstance(one, PositionEntry)]
+        return [(writer, token) for writer, token in [*rows, *entries] if token is not None]
+
+    def pop(self) -> Rdata | PositionEntry | Rewind:
         """Remove and return the head of the queue, which must not be empty."""
-        command = self.queue.popleft()
-        if isinstance(command, Rdata):
-            self.bytes -= len(command.row)
-        return command
+        head = self.queue.popleft()
+        if isinstance(head, Rdata):
+            self.bytes -= len(head.row)
+        elif isinstance(head, PositionEntry) and self._last.get(head.command.instance) is head:
+            del self._last[head.command.instance]
+        return head
 
     def pop_row(self) -> Rdata | None:
         """Remove and return the head of the queue if it is a row."""
@@ -88,24 +146,41 @@ class StreamIntake:
             return row
         return None
 
-    def _drop_rows(self) -> None:
-        commands, self.queue, self.bytes = self.queue, deque(), 0
-        for command in commands:
-            if isinstance(command, Rdata):
-                self._drop_row(command)
+    def _drop_rows(self, mode: Mode) -> None:
+        waiting, self.queue, self.bytes = self.queue, deque(), 0
+        self._last.clear()
+        for one in waiting:
+            if isinstance(one, Rdata):
+                self._drop_row(one, mode)
+            elif isinstance(one, PositionEntry):
+                self._add_position(one)
             else:
-                self.queue.append(command)
+                self.queue.append(one)
+                self._last.pop(one.instance, None)
 
-    def _drop_row(self, row: Rdata) -> None:
+    def _drop_row(self, row: Rdata, mode: Mode) -> None:
         writer, token = row.instance, row.token
         if token is None:
             self._dropping.add(writer)
             return
         self._dropping.discard(writer)
-        last = self.queue[-1] if self.queue else None
-        if isinstance(last, Position) and last.instance == writer and last.token <= token:
-            self.queue.pop()
-        self.queue.append(Position(stream=row.stream, instance=writer, prev_token=token, token=token))
+        last = self._last.get(writer)
+        if last is not None and last.lowest is not None:
+            last.drop(token, mode.order)
+        else:
+            self._add_position(PositionEntry(_at(row, token), lowest=token, continues=True))
+
+    def _add_position(self, position: PositionEntry) -> None:
+        """Queue a POSITION, or join it to the last one of its writer."""
+        writer = position.command.instance
+        last = self._last.get(writer)
+        if last is not None and position.lowest is None:
+            if last.joins(position.command):
+                return
+            command = position.command
+            position.continues = command.prev_token == last.command.token <= command.token
+        self.queue.append(position)
+        self._last[writer] = position
 
     def accepts_run(self, run: RdataRun, mode: Mode) -> bool:
         """Whether each row of a run is a fact that can be applied now, if it is new."""
@@ -120,14 +195,16 @@ class StreamIntake:
     def row(self, command: Rdata, mode: Mode) -> Sequence[RawFact]:
         """Take a row. Returns the facts to apply now. Raises RemoteProtocolError if a fact is too large.
 
-        The rest of a fact that was partly dropped is dropped: a POSITION in the queue takes its place.
+        The rest of a fact that was partly dropped is dropped, and fetched.
         """
         writer, token = command.instance, command.token
         if writer not in mode.ready and not mode.accepts_writer(writer):
+            if mode.lacks_start(writer):
+                self._drop_row(command, mode)
             return ()
         if token is None or writer in self._batching or writer in self._dropping:
             if writer in self._dropping:
-                self._drop_row(command)
+                self._drop_row(command, mode)
                 return ()
             rows = self._batches.add(self._name, writer, token, command.row, len(command.row))
             if rows is None or token is None:

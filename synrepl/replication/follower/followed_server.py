@@ -7,7 +7,7 @@ from typing import Any
 from synrepl.base.interfaces import IAllocated, IClock
 from synrepl.base.metrics import Metrics
 from synrepl.base.tasks import Tasks
-from synrepl.errors import GapError, NotConnected, ReplicationError
+from synrepl.errors import GapError, NotConnected, ProtocolError, ReplicationError
 from synrepl.replication.connection import Connection
 from synrepl.replication.follower.clock import FollowerClock
 from synrepl.replication.follower.epochs import ServerEpochs
@@ -135,8 +135,16 @@ class FollowedServer:
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """Handle commands from the server.
 
-        Raises RemoteProtocolError if one is not allowed, such as too large a batch.
+        Raises RemoteProtocolError if one is not allowed, such as too large a batch: nothing more is taken of
+        this connection, which the caller ends.
         """
+        try:
+            self._handle(commands)
+        except ProtocolError:
+            self._abandon()
+            raise
+
+    def _handle(self, commands: Sequence[Command | RdataRun]) -> None:
         executors, clock = self._executors, self.clock.given
         assert clock is not None
         self._last_received = clock.seconds()
@@ -179,11 +187,15 @@ class FollowedServer:
         """The connection was lost. `code` is that of `FollowerEvent`."""
         self.connection = None
         self.is_connected = False
+        self._abandon()
+        self.saver.save_at_once()
+        self.events.emit(FollowerEvent(kind="disconnected", text=why, code=code))
+
+    def _abandon(self) -> None:
+        """Take nothing more of this connection: the next one repeats what was not applied."""
         self.epochs.disconnected()
         for executor in self._executors.values():
             executor.handle(Disconnected())
-        self.saver.save_at_once()
-        self.events.emit(FollowerEvent(kind="disconnected", text=why, code=code))
 
     def unreachable(self, why: str, code: str = "") -> None:
         """A connection attempt failed; it is retried. `code` is that of `FollowerEvent`."""
@@ -205,6 +217,13 @@ class FollowedServer:
         executor.handle(self.streams.connected_event(stream, self._dialect, self._strategy))
         if asks and self._dialect.release in stream.span:
             self._request(self.connection, [stream.name], everything=False)
+
+    def failed(self, error: ProtocolError) -> None:
+        """End the connection: a stream met this error in what it had queued."""
+        connection = self.connection
+        self._abandon()
+        if connection is not None:
+            connection.fail(error.why)
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """Fetch missing facts, and count the request in the metrics.

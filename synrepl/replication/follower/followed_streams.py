@@ -110,6 +110,7 @@ class FollowedStreams:
             monotonic=stream.monotonic,
             earliest=self.earliest,
             descends=stream.descends,
+            ephemeral=stream.ephemeral,
             is_kept=self.canonical and stream.monotonic and not stream.ephemeral,
             resumes=self.canonical and bool(self.saver.saved),
             external_position=(lambda writer: external(name, writer)) if external is not None else None,

@@ -46,7 +46,8 @@ class GapRepair:
 
     `is_recheck`: no fact is known to be missing, so this is a precaution: no gap is reported, and the stream
     continues if the repair fails. `max_attempts`: failures in a row after which the repair ends (None: no
-    limit); `NowhereToFetch` ends it at once. `descends`: the tokens of a response descend.
+    limit); `NowhereToFetch` ends it at once. `descends`: the tokens of a response descend. `ephemeral`:
+    a source that has less than was requested may have begun again, and lost the rest.
     """
 
     stream: str
@@ -57,6 +58,7 @@ class GapRepair:
     is_recheck: bool = False
     max_attempts: int | None = None
     descends: bool = False
+    ephemeral: bool = False
     failures: int = 0
 
     @property
@@ -75,12 +77,14 @@ class GapRepair:
     def received(self, page: MissedFacts) -> Sequence[tuple[int, list[bytes]]]:
         """Take a page. Returns its facts in the order to apply them.
 
-        Raises `ReplicationError` if the page makes no progress, although more facts follow.
+        Raises `ReplicationError` if the page makes no progress, as that of a copy which is behind.
         """
-        if page.limited and page.upto <= self.after:
-            why = f"the source announces more facts, but its page ends at token {page.upto}"
-            raise ReplicationError(f"{why}, not beyond {self.after}")
-        self.after = page.upto if page.limited else self._request_end
+        if page.upto <= self.after:
+            if self.ephemeral and self.max_attempts is None:
+                self.max_attempts = self.failures + MAX_ATTEMPTS
+            why = "the source announces more facts" if page.limited else "the source is behind"
+            raise ReplicationError(f"{why}, but its page ends at token {page.upto}, not beyond {self.after}")
+        self.after = min(page.upto, self._request_end)
         self.failures = 0
         return sorted(page.facts, key=itemgetter(0)) if self.descends else page.facts
 
@@ -100,15 +104,19 @@ class GapRepair:
 class StreamGaps:
     """The gaps of one stream, by writer, and the `repair` of one at a time.
 
-    A gap stays open over disconnects, until it is repaired or given up. The facts of a stream that `descends`
-    are fetched in small steps.
+    A gap stays open over disconnects, until it is repaired or given up, and `late` facts are not forgotten.
+    The facts of a stream that `descends` are fetched in small steps.
     """
 
-    def __init__(self, stream: str, positions: AppliedPositions, *, descends: bool) -> None:
+    def __init__(
+        self, stream: str, positions: AppliedPositions, *, descends: bool, ephemeral: bool = False
+    ) -> None:
         self.repair: GapRepair | None = None
         self.errors: dict[str, GapError] = {}
         """The gaps whose facts could not be fetched yet, with the last reason, by writer."""
-        self._make_repair = partial(GapRepair, stream, descends=descends)
+        self.late: dict[str, int] = {}
+        """By writer, the lowest token of late facts that were dropped, or lost with the connection."""
+        self._make_repair = partial(GapRepair, stream, descends=descends, ephemeral=ephemeral)
         self._positions = positions
         self._ends: dict[str, int] = {}
 
@@ -131,6 +139,7 @@ class StreamGaps:
     def close(self, writer: str) -> list[Report]:
         """Close the writer's gap, if it has one. Returns the reports for the follower."""
         self.errors.pop(writer, None)
+        self.late.pop(writer, None)
         return [] if self._ends.pop(writer, None) is None else [Report(Reported.GAP_REPAIRED)]
 
     def finish(self) -> PositionStep:

@@ -159,7 +159,7 @@ class AppliedPositions:
 
 
 class ApplyPolicy(msgspec.Struct, frozen=True):
-    """How a stream is followed. `ordered`, `monotonic` and `descends` are those of the `Stream`.
+    """How a stream is followed. `ordered`, `monotonic`, `descends` and `ephemeral` are those of the `Stream`.
 
     `earliest`: a new writer is followed from its first fact. `is_kept`: facts are appended to a log, which
     does not need its own facts again when a writer is rewound. `resumes`: that log has positions already, so
@@ -171,6 +171,7 @@ class ApplyPolicy(msgspec.Struct, frozen=True):
     monotonic: bool
     earliest: bool
     descends: bool = False
+    ephemeral: bool = False
     is_kept: bool = False
     resumes: bool = False
     external_position: Callable[[str], int] | None = None

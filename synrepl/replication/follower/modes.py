@@ -115,12 +115,20 @@ class Mode:
         """Whether rows of this writer, which is not `ready`, can be applied. If so, it becomes `ready`."""
         raise NotImplementedError
 
+    def lacks_start(self, writer: str) -> bool:
+        """Whether rows that are not accepted are fetched, with what their writer may have written before."""
+        return False
+
     def announce(self, writer: str) -> bool:
         """A POSITION of this writer arrived. Returns whether to judge it as the first on this connection."""
         raise NotImplementedError
 
     def judge(self, command: Position, *, is_first: bool) -> Judgement:
         """Judge a POSITION, once the facts that arrived before it are applied."""
+        raise NotImplementedError
+
+    def judge_dropped(self, command: Position, lowest: int, *, is_first: bool) -> Judgement:
+        """Judge facts that were dropped from the full queue, from the token `lowest` to that of `command`."""
         raise NotImplementedError
 
     def _is_certain(self, command: Position, *, is_first: bool) -> bool:
@@ -195,6 +203,32 @@ class Pull(Mode):
         # All facts of a restarted writer are new, and its earlier ones are void.
         return Judgement(Verdict.RESTARTED, token, is_rewound=is_rewound, void_after=0)
 
+    def judge_dropped(self, command: Position, lowest: int, *, is_first: bool) -> Judgement:
+        """Judge dropped facts: all that may be new is fetched, late facts below the position included.
+
+        Rows show no loss of the writer: in an exact order those up to the position are repetitions.
+        """
+        token, known = command.token, self._positions.tokens.get(command.instance)
+        if known is None:
+            after = lowest - 1 if self._starts_anywhere else self._known(command)
+            # Tokens that do not follow those of the other writers are the writer's own.
+            return Judgement(Verdict.GAP, token, after if after < lowest else 0)
+        if known < lowest or (self.order.is_exact and known < token):
+            return self.judge(command, is_first=is_first)
+        if self.order.restarts:
+            return Judgement(Verdict.RESTARTED, token, void_after=0)
+        if self.order.is_exact:
+            return Judgement(Verdict.STALE, token)
+        recheck_after = self._recheck_after(command, known, is_first=is_first)
+        after = lowest - 1 if recheck_after is None else min(lowest - 1, recheck_after)
+        return Judgement(Verdict.GAP, token, after, self._is_certain(command, is_first=is_first))
+
+    @property
+    def _starts_anywhere(self) -> bool:
+        """Whether a writer that has no position starts where it is now."""
+        policy = self._policy
+        return self._is_new_stream and not policy.earliest and not (policy.is_kept and policy.resumes)
+
     _announces_late = False
     _rewinds_any_time = False
 
@@ -203,11 +237,11 @@ class Pull(Mode):
         tokens = self._positions.tokens
         if command.instance in tokens:
             return tokens[command.instance]
-        if self._policy.earliest:
-            return 0
-        if self._is_new_stream:
+        if self._starts_anywhere:
             # Every writer of a new stream starts at its POSITION, not only the one announced first.
-            return 0 if self._policy.is_kept and self._policy.resumes else command.token
+            return command.token
+        if self._policy.earliest or self._is_new_stream:
+            return 0
         # The writer appeared while we were disconnected, so its facts are after our positions of all others.
         return min(tokens.values(), default=command.token)
 
@@ -248,6 +282,17 @@ class Shared(Pull):
         # Whether rows arrive ahead of the POSITION that covers them.
         self._announces_late = policy.monotonic and not policy.ordered
         self._burst = ReorderBuffer(seconds)
+
+    def accepts_writer(self, writer: str) -> bool:
+        """As for a server, but not without a position: each process announces its own, when it comes to it.
+
+        What a new writer wrote before these rows, while this follower was away, nobody has said yet.
+        """
+        return not self.lacks_start(writer) and super().accepts_writer(writer)
+
+    def lacks_start(self, writer: str) -> bool:
+        """Whether the writer has no position here, and does not start anywhere."""
+        return writer not in self._positions.tokens and not self._starts_anywhere
 
     @property
     def collects(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from synrepl.errors import LocalProtocolError, ReplicationError
 from synrepl.replication.follower import states
-from synrepl.replication.follower.facts import LOST_ROWS, PendingFacts, StreamIntake
+from synrepl.replication.follower.facts import LOST_ROWS, PendingFacts, PositionEntry, StreamIntake
 from synrepl.replication.follower.gaps import MAX_ATTEMPTS, GapRepair, StreamGaps
 from synrepl.replication.follower.history import QUIET_SECONDS, PositionStep, StreamHistory
 from synrepl.replication.follower.modes import Mode, Verdict, mode_for
@@ -41,14 +41,15 @@ class StreamMachine:
         self.name = name
         self.state = _DISCONNECTED
         self.positions = history.positions
-        self.gaps = StreamGaps(name, history.positions, descends=history.policy.descends)
+        policy = history.policy
+        self.gaps = StreamGaps(name, history.positions, descends=policy.descends, ephemeral=policy.ephemeral)
         self.intake = StreamIntake(name, batches)
         self.facts = PendingFacts(name, history, self.gaps)
         self.history = history
         self._seconds = seconds
         self._mode: Mode | None = None
         # The POSITION to judge after the facts and the repair, and before the queue; whether it is the first.
-        self._position: tuple[Position, bool] | None = None
+        self._position: tuple[PositionEntry, bool] | None = None
         # The step to make once everything is dropped that skipped facts could invalidate.
         self._step: PositionStep | None = None
         self._awaits_quiet = False
@@ -102,6 +103,7 @@ class StreamMachine:
         self.history.was_disconnected = True
         self.history.is_compared = False
         self._awaits_quiet = False
+        self._note_late()
         self._mode = self._position = self._step = self.gaps.repair = None
         self.facts.clear()
         self.positions.rewind()
@@ -114,6 +116,15 @@ class StreamMachine:
                 self.facts.finish()
         elif self.state is not StreamState.INVALIDATING:
             self._cancel()
+
+    def _note_late(self) -> None:
+        """Note the late facts that wait: the POSITION of the next connection does not show that they lack."""
+        order = self.facts.mode.order
+        if self.facts.mode.pushes or order.is_exact or order.restarts:
+            return
+        for writer, token in [*self.intake.tokens(), *((one[0], one[1]) for one in self.facts.queue)]:
+            if token <= self.positions.tokens.get(writer, -1):
+                self.gaps.late[writer] = min(token, self.gaps.late.get(writer, token))
 
     def _stopped(self, event: states.Stopped) -> None:
         self._disconnected(states.Disconnected())
@@ -152,8 +163,19 @@ class StreamMachine:
             self._await_quiet()
 
     def _take_position(self, position: Position) -> None:
-        assert self._mode is not None
-        facts, is_first = self.intake.position(position, self._mode)
+        self._take_queued(PositionEntry(position))
+
+    def _take_queued(self, position: PositionEntry) -> None:
+        mode, writer = self._mode, position.command.instance
+        assert mode is not None
+        is_known = writer in mode.ready or writer not in self.positions.tokens
+        if position.lowest is not None and not is_known and not mode.accepts_writer(writer):
+            # As rows before the first POSITION of a known writer: it says what is missing.
+            if position.announced is None:
+                return
+            self.intake.queue.appendleft(position)
+            position = PositionEntry(position.announced)
+        facts, is_first = self.intake.position(position.command, mode)
         self._position = position, is_first
         self.facts.extend(facts)
 
@@ -255,8 +277,8 @@ class StreamMachine:
             elif self.gaps.repair is not None:
                 self._continue_repair(self.gaps.repair)
             elif self._position is not None:
-                (command, is_first), self._position = self._position, None
-                self._judge(command, is_first=is_first)
+                (position, is_first), self._position = self._position, None
+                self._judge(position, is_first=is_first)
             elif intake.queue:
                 queued = intake.pop()
                 if isinstance(queued, Rdata):
@@ -266,7 +288,7 @@ class StreamMachine:
                 elif isinstance(queued, Rewind):
                     self._take_rewind(queued)
                 else:
-                    self._take_position(queued)
+                    self._take_queued(queued)
             else:
                 if intake.is_full:
                     intake.is_full = False
@@ -289,10 +311,19 @@ class StreamMachine:
             self._actions.append(Report(Reported.POSITION, step.writer, step.token))
         self._actions.append(states.ADVANCED)
 
-    def _judge(self, command: Position, *, is_first: bool) -> None:
-        assert self._mode is not None
+    def _judge(self, position: PositionEntry, *, is_first: bool) -> None:
+        mode, command, lowest = self._mode, position.command, position.lowest
+        assert mode is not None
         writer = command.instance
-        judgement = self._mode.judge(command, is_first=is_first)
+        known = self.positions.tokens.get(writer, 0)
+        if command.token >= known and writer in self.gaps.late and not mode.pushes:
+            # The connection was lost before they were fetched.
+            late = self.gaps.late[writer]
+            lowest = late if lowest is None else min(late, lowest)
+        if lowest is None:
+            judgement = mode.judge(command, is_first=is_first)
+        else:
+            judgement = mode.judge_dropped(command, lowest, is_first=is_first)
         if judgement.void_after is not None:
             self.history.recent.forget_beyond(judgement.void_after)
         if judgement.is_rewound:
@@ -313,6 +344,8 @@ class StreamMachine:
                 self._actions += self.gaps.close(writer)
                 self.gaps.recheck(writer, after, token)
             case Verdict.GAP:
+                if lowest is not None and after < known:
+                    self.gaps.late[writer] = lowest
                 self._actions += self.gaps.open(writer, after, token)
                 if not judgement.is_certain:
                     self._skip(PositionStep(writer, max(after, self.positions.tokens.get(writer, after))))

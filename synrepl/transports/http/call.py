@@ -121,13 +121,19 @@ class Call:
         Raises `ApiError` on timeout, and at the limit of waiters.
         """
         serial, log = self.query["min_serial"], self.context.log
-        try:
-            is_here = await self.context.publisher.waiters.wait_for(serial, self.query["timeout"])
-        except TooManyWaiting as error:
-            raise ApiError("too_many_waiting", str(error)) from error
-        if not is_here:
+        if not await self._wait_for(serial, self.query["timeout"]):
             why = f"serial {serial} has not arrived in time; this log is at {log.head.serial}"
             raise ApiError("not_here_yet", why, serial=serial, at=log.head.serial)
+
+    async def next_commit(self, timeout: float) -> None:
+        """Wait until the log grows, so many seconds at most. Raises `ApiError` at the limit of waiters."""
+        await self._wait_for(self.context.log.head.serial + 1, timeout)
+
+    async def _wait_for(self, serial: int, timeout: float) -> bool:
+        try:
+            return await self.context.publisher.waiters.wait_for(serial, timeout)
+        except TooManyWaiting as error:
+            raise ApiError("too_many_waiting", str(error)) from error
 
     @asynccontextmanager
     async def streaming(self, producer: IPushProducer) -> AsyncIterator[None]:

@@ -117,7 +117,7 @@ def _missed_facts(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
     response = _decode_updates(body, url)
     if response.limited and after <= upto and response.upto_token == after:
         raise RemoteProtocolError(
-            f"{url} answered that there are more rows after token {after}, but sent none"
+            f"{url} answered that there are more rows after token {after}, but sent none: it may be behind"
         )
     rows = ((token, bytes(row)) for token, row in response.updates)
     lost = [(first, last) for first, last in response.lost if after <= first < last]

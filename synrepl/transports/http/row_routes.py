@@ -22,6 +22,10 @@ from synrepl.wire.js_numbers import numbers_as_text
 
 CATCH_UP_ROWS: Final = 1_000
 
+BEHIND_SECONDS: Final = 1.0
+"""How long a request for facts that are not here yet waits for the next commit: Synapse's workers repeat it
+without a pause."""
+
 _synapse: Final = re.compile(r"Synapse/([0-9]{1,3}\.[0-9]{1,4}(?:\.[0-9]{1,4})?)", re.ASCII)
 
 
@@ -80,7 +84,8 @@ async def allocated(call: Call) -> AllocatedAnswer:
 async def updates(call: Call) -> bytes:
     """Return missed rows in Synapse's response format.
 
-    Unlike Synapse, this ignores the transaction id: a repeated read is harmless.
+    Unlike Synapse, this ignores the transaction id: a repeated read is harmless. Nor does it claim what is
+    not here: Synapse's processes answer for their own facts, but this copy may be behind its writer.
     """
     call.check_fresh()
     context, name = call.context, call.path["stream"]
@@ -94,14 +99,11 @@ async def updates(call: Call) -> bytes:
     texts: Callable[[bytes], list[bytes]] = stream.project_newest
     if dialect is not None:
         texts = lambda rows: stream.project_fact(rows, dialect)  # noqa: E731
+    after, upto = call.query["from_token"], call.query["upto_token"]
+    if not stream.ephemeral and context.log.positions(name).get(writer, 0) <= after < upto:
+        await call.next_commit(BEHIND_SECONDS)
     rows = await read_page(
-        context.log,
-        stream,
-        writer,
-        after=call.query["from_token"],
-        upto=call.query["upto_token"],
-        limit=CATCH_UP_ROWS,
-        texts=texts,
+        context.log, stream, writer, after=after, upto=upto, limit=CATCH_UP_ROWS, texts=texts
     )
     context.metrics.catch_up_requests.labels("in").inc()
     return rows.body(b"upto_token")
@@ -133,7 +135,8 @@ def _worker_dialect(request: Any) -> Dialect | None:
 class RowPage(msgspec.Struct, frozen=True):
     """A page: `updates` are ``[token,row]`` texts; up to the token `upto` no row is missing.
 
-    `limited`: more rows follow. `lost`: pairs of tokens; facts after the first up to the second are gone.
+    `limited`: more rows follow, or will be here later. `lost`: pairs of tokens; facts after the first up to
+    the second are gone.
     """
 
     updates: list[bytes]
@@ -166,17 +169,19 @@ async def read_page(
 ) -> RowPage:
     """Read the rows with ``after < token <= upto``; at most `limit`, unless one fact alone has more.
 
+    A page never ends beyond the writer's position in this log. If that is below `upto`, it is `limited`; but
+    not of an ephemeral stream, as the writer may have begun again, and who asked again would never hear it.
     `texts` returns the rows of a fact in the requested shape. If `after` is beyond `upto`, no row is
     returned; but of an ephemeral stream, whose tokens start again with the writer, rows from the first on.
 
     Of a stream without keys trimming leaves nothing in place of old facts: those are gone, as lost ones are.
     Where rows have keys, the newest row of each key is still there.
     """
+    end = min(upto, log.positions(stream.name).get(writer, 0))
     if after > upto:
         if not stream.ephemeral:
-            return RowPage([], upto, False)
+            return RowPage([], end, False)
         after = 0
-    end = min(upto, log.positions(stream.name).get(writer, 0))
     facts, limited = await log.reads.tokens(
         stream=stream.name, writer=writer, after=after, upto=upto, serial=log.head.serial, limit=limit
     )
@@ -198,4 +203,4 @@ async def read_page(
         last = fact.token
     if keeps_all and not limited and last < end:
         lost.append((last, end))
-    return RowPage(updates, last if limited else upto, limited, lost)
+    return RowPage(updates, last if limited else end, limited or (end < upto and not stream.ephemeral), lost)

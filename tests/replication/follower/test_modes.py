@@ -253,10 +253,40 @@ def test_a_repair_ends_after_some_failures_in_a_row() -> None:
     assert GapRepair("s", W, 0, 9).failed(NowhereToFetch("nowhere")) is None
 
 
-def test_a_page_without_progress_is_an_error() -> None:
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_page_without_progress_is_an_error(*, limited: bool) -> None:
     """Or the source would be asked without a pause."""
     with pytest.raises(ReplicationError, match="token 5, not beyond 5"):
-        GapRepair("s", W, 5, 9).received(MissedFacts(facts=[], upto=5, limited=True))
+        GapRepair("s", W, 5, 9).received(MissedFacts(facts=[], upto=5, limited=limited))
+
+
+@pytest.mark.parametrize(("ephemeral", "waits"), [(False, [0.5, 1.0, 2.0]), (True, [0.5, 1.0, None])])
+def test_a_source_in_memory_that_is_behind_may_have_begun_again(
+    *, ephemeral: bool, waits: list[float | None]
+) -> None:
+    """It is asked a few times, not for ever: the stream would stand still until its tokens are as high."""
+    repair = GapRepair("s", W, 5, 9, ephemeral=ephemeral)
+    found = []
+
+    for _ in waits:
+        with pytest.raises(ReplicationError) as raised:
+            repair.received(MissedFacts(facts=[], upto=0, limited=False))
+        found.append(repair.failed(raised.value))
+
+    assert found == waits
+
+
+@pytest.mark.parametrize("limited", [True, False])
+@pytest.mark.parametrize(("upto", "after"), [(7, 7), (9, 9), (99, 9)])
+def test_a_page_covers_no_more_than_it_says_nor_than_was_asked(
+    *, upto: int, after: int, limited: bool
+) -> None:
+    """A copy that is behind says so by its token."""
+    repair = GapRepair("s", W, 5, 9)
+
+    repair.received(MissedFacts(facts=[], upto=upto, limited=limited))
+
+    assert repair.after == after
 
 
 @pytest.mark.parametrize(

@@ -323,6 +323,31 @@ class TestPositions:
         assert setup.errors()[0].endswith("its page ends at token 1, not beyond 1")
         assert setup.gaps() == (1, 1)
 
+    @pytest.mark.parametrize("limited", [True, False])
+    def test_a_copy_that_is_behind_moves_nobody_beyond_what_it_has(self, *, limited: bool) -> None:
+        """The follower believed that there was nothing more, and never got facts 4 and 5."""
+        setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
+        setup.shelve("to_device", [2, 3])
+        whole = setup.fake_catch_up.fetch
+
+        async def fetch(**asked: Any) -> MissedFacts:
+            page = await whole(**asked)
+            return page if len(setup.fake_catch_up.facts) > 1 else MissedFacts(page.facts, 3, limited)
+
+        setup.fake_catch_up.fetch = fetch  # type: ignore[method-assign]
+        setup.hears("POSITION to_device master 5 5", *rows(6, 6))
+        asked = [(after, upto) for _, _, after, upto in setup.fake_catch_up.asked]
+        behind = (setup.tokens(), setup.follower.positions(), len(setup.follower.gaps()))
+        setup.shelve("to_device", [2, 3, 4, 5])
+        setup.fake_catch_up.facts["other", "master"] = []
+        setup.wait(3)
+
+        assert asked == [(1, 5), (3, 5)]
+        assert behind == ([2, 3], {"to_device": {"master": 3}}, 1)
+        assert setup.tokens() == [2, 3, 4, 5, 6]
+        assert setup.errors()[0].endswith("its page ends at token 3, not beyond 3")
+        assert setup.gaps() == (1, 1)
+
     def test_a_failed_fetch_is_told_and_tried_again_for_ever(self) -> None:
         """A stream left disconnected in silence is what real workers do."""
         setup = Setup(CURRENT, "to_device").hears("POSITION to_device master 1 1")
@@ -824,6 +849,32 @@ class TestFacts:
         setup.hears(*['RDATA to_device master batch ["@a:hs"]'] * 101)
 
         assert setup.master.heard[-1].startswith("ERROR too many unfinished batch rows")
+
+    def test_a_batch_without_end_that_has_waited_is_refused(self) -> None:
+        """As one that is read at once. Nothing else that waits is applied: a half of it may be forgotten."""
+        setup = Setup(CURRENT, "to_device", "push_rules")
+        setup.hears(
+            *[f"POSITION {stream} 1 1" for stream in ("to_device master", "push_rules w1", "push_rules w2")]
+        )
+        setup.follower.server.streams.batches.max_rows = 100
+        waits: dict[str, Deferred[None]] = {}
+
+        @setup.follower.on("push_rules")
+        @setup.follower.on("to_device")
+        def wait(updates: Updates[Any]) -> "Deferred[None] | None":
+            return waits.setdefault(updates.stream, Deferred()) if updates.token == 2 else None
+
+        rules = [f'RDATA push_rules {at} ["@u:hs"]' for at in ("w2 batch", "w1 2", "w2 3", "w1 4")]
+        setup.hears(*rules, *rows(2, 2), *['RDATA to_device master batch ["@a:hs"]'] * 100, *rows(3, 4))
+        peer = setup.master
+        waits["to_device"].callback(None)
+        waits["push_rules"].callback(None)
+        setup.wait(2)
+
+        assert setup.applied == [("push_rules", "w1", 2, 1), ("to_device", "master", 2, 1)]
+        assert peer.heard[-1].startswith("ERROR too many unfinished batch rows")
+        assert setup.follower.positions() == {"to_device": {"master": 2}, "push_rules": {"w1": 2, "w2": 1}}
+        assert peer is not setup.master
 
     @pytest.mark.parametrize(
         "row", ['["ev",["$e"]]', "[1,2", '"x"', "[NaN]", '["ev",[null,1,2,3,4,5,6,7,8]]']

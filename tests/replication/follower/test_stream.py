@@ -48,6 +48,7 @@ PUSH = FollowStrategy(pushed=True)
 
 ORDERED = ApplyPolicy(ordered=True, monotonic=True, earliest=False)
 UNORDERED = ApplyPolicy(ordered=False, monotonic=True, earliest=False)
+RESTARTING = ApplyPolicy(ordered=False, monotonic=False, earliest=False)
 DESCENDING = ApplyPolicy(ordered=False, monotonic=True, earliest=False, descends=True)
 
 DETECTED, REPAIRED = Report(Reported.GAP_DETECTED), Report(Reported.GAP_REPAIRED)
@@ -542,6 +543,207 @@ class TestActions:
         assert machine.handle(failed)[1:] == [at(35), ADVANCED]
 
         assert machine.handle(position(35, 35)) == [Fetch(W, 30, 35)]
+
+
+class TestNewWriters:
+    """Rows before the POSITION of a writer."""
+
+    @pytest.mark.parametrize("policy", [ORDERED, UNORDERED], ids=["ordered", "unordered"])
+    @pytest.mark.parametrize("kind", [Rdata, RdataRun])
+    @pytest.mark.parametrize(("first", "after"), [(20, 10), (5, 0)], ids=["the sequence of all", "its own"])
+    def test_on_a_channel_they_are_fetched_with_what_was_before(
+        self, policy: ApplyPolicy, kind: type, first: int, after: int
+    ) -> None:
+        """They passed for its first ones: what it wrote while this follower was away was lost in silence."""
+        machine = live(policy=policy, strategy=SHARED)
+        rows: StreamEvent
+        if kind is Rdata:
+            rows = Rdata(stream="s", instance="w2", token=first, row=b"[]")
+        else:
+            rows = RdataRun(stream="s", instance="w2", tokens=[first, first + 1], rows=[b"[]"] * 2)
+
+        actions = machine.hears(rows)
+        assert Reported.REWOUND not in [one.about for one in actions if isinstance(one, Report)]
+        assert actions[-1] == Fetch("w2", after, first)
+        machine.handle(Position(stream="s", instance="w2", prev_token=first + 1, token=first + 1))
+        machine.hears(MissedFacts(facts=[(first - 1, [b"[]"]), (first, [b"[]"])], upto=first, limited=False))
+        if kind is Rdata:
+            page = MissedFacts(facts=[(first + 1, [b"[]"])], upto=first + 1, limited=False)
+            machine.hears(page)
+
+        assert machine.applied == [first - 1, first, first + 1]
+        assert machine.positions.tokens == {W: 10, "w2": first + 1}
+
+    def test_the_rest_of_such_a_fact_is_fetched_too(self) -> None:
+        """Half of it may have come before we listened."""
+        machine = live(strategy=SHARED)
+
+        for token in (None, None):
+            machine.handle(Rdata(stream="s", instance="w2", token=token, row=b"[]"))
+
+        last = Rdata(stream="s", instance="w2", token=20, row=b"[]")
+        assert machine.hears(last)[-1] == Fetch("w2", 10, 20)
+
+    def test_a_stream_that_is_new_itself_begins_with_them(self) -> None:
+        """A follower from now on has missed nothing."""
+        machine = Machine(strategy=SHARED, known=None)
+        machine.hears(position(10, 10), Rdata(stream="s", instance="w2", token=20, row=b"[]"))
+
+        assert machine.applied == [20]
+
+
+def busy(known: int = 20, **options: Any) -> Machine:
+    """A machine at position 19 whose subscriber is busy with the fact 20; a BIG row fills its queue."""
+    machine = live(**options)
+    machine.hears(position(10, known - 1))
+    assert machine.handle(row(known)) == [APPLY]
+    next(machine.facts.take())
+    return machine
+
+
+def reports(machine: Machine, *events: StreamEvent) -> list[Reported]:
+    return [one.about for one in machine.hears(*events) if isinstance(one, Report)]
+
+
+class TestFullQueue:
+    """What is dropped from it is fetched."""
+
+    @pytest.mark.parametrize(
+        ("policy", "after"),
+        [(ORDERED, 20), (UNORDERED, 14), (RESTARTING, 0)],
+        ids=["", "late", "begun again"],
+    )
+    @pytest.mark.parametrize("strategy", [PULL, SHARED], ids=["server", "channel"])
+    def test_a_dropped_fact_below_the_position(
+        self, policy: ApplyPolicy, after: int, strategy: FollowStrategy
+    ) -> None:
+        """A late one was never fetched, nor was anything said; an old cache entry stayed."""
+        machine = busy(policy=policy, strategy=strategy)
+        for event in (row(15), row(16), row(21), row(22, BIG)):
+            machine.handle(event)
+
+        assert machine.hears(APPLIED)[-1] == Fetch(W, after, 22)
+        facts = [(token, [b"[]"]) for token in (15, 16, 21, 22)]
+        machine.hears(MissedFacts(facts=facts, upto=22, limited=False))
+
+        late = [15, 16] if policy is not ORDERED else []
+        assert machine.applied[-len(facts) :] == [*late, 21, 22]
+        assert machine.positions.tokens == {W: 22}
+
+    @pytest.mark.parametrize("strategy", [PULL, SHARED], ids=["server", "channel"])
+    def test_a_dropped_fact_below_the_position_over_a_disconnect(self, strategy: FollowStrategy) -> None:
+        """What is known of the next connection shows nothing of it."""
+        machine = busy(policy=UNORDERED, strategy=strategy)
+        for event in (row(15), row(22, BIG)):
+            machine.handle(event)
+        assert machine.hears(APPLIED)[-1] == Fetch(W, 14, 22)
+        for _ in range(2):
+            machine.handle(Disconnected())
+            machine.handle(Connected(strategy, decode))
+            assert machine.hears(position(22, 22))[-1] == Fetch(W, 14, 22)
+
+        machine.hears(MissedFacts(facts=[(15, [b"[]"]), (22, [b"[]"])], upto=22, limited=False))
+
+        assert machine.applied[-2:] == [15, 22]
+        assert machine.hears(position(22, 22)) == [at(22), ADVANCED]
+
+    @pytest.mark.parametrize("strategy", [PULL, SHARED], ids=["server", "channel"])
+    @pytest.mark.parametrize("text", [b"[]", BIG], ids=["waits", "dropped"])
+    def test_a_late_fact_that_waits_at_a_disconnect(self, strategy: FollowStrategy, text: bytes) -> None:
+        """As if it had come a moment later."""
+        machine = busy(policy=UNORDERED, strategy=strategy)
+        machine.handle(row(15, text))
+        machine.handle(Disconnected())
+        machine.handle(APPLIED)
+        machine.handle(Connected(strategy, decode))
+
+        assert machine.hears(position(20, 20))[-1] == Fetch(W, 14, 20)
+
+    @pytest.mark.parametrize("strategy", [PULL, SHARED], ids=["server", "channel"])
+    def test_dropped_repetitions_are_no_loss(self, strategy: FollowStrategy) -> None:
+        """On a channel, a POSITION as low would say that the writer has lost facts."""
+        machine = busy(strategy=strategy)
+        machine.handle(row(19))
+        machine.handle(row(20, BIG))
+
+        assert reports(machine, APPLIED) == [Reported.ADVANCED]
+        assert machine.positions.tokens == {W: 20}
+
+    def test_a_life_after_another_in_the_queue(self) -> None:
+        """The tokens of the first one are void."""
+        machine = busy(policy=RESTARTING)
+        for token in (21, 22, 23, 1, 2):
+            machine.handle(row(token, BIG))
+
+        assert machine.hears(APPLIED)[-1] == Fetch(W, 0, 2)
+
+    def test_facts_of_writers_that_take_turns(self) -> None:
+        """One POSITION and one request for each writer, however many were dropped."""
+        machine = busy()
+        writers = ["w2", "w3"]
+        for writer in writers:
+            machine.handle(Position(stream="s", instance=writer, prev_token=20, token=20))
+        for token in range(21, 41):
+            machine.handle(Rdata(stream="s", instance=writers[token % 2], token=token, row=BIG))
+            other = Position(stream="s", instance=writers[1 - token % 2], prev_token=token - 1, token=token)
+            machine.handle(other)
+        assert len(machine.intake.queue) <= 3 * len(writers)
+
+        asked = []
+        actions = machine.hears(APPLIED)
+        while isinstance(actions[-1], Fetch):
+            asked.append(actions[-1])
+            actions = machine.hears(MissedFacts(facts=[], upto=actions[-1].upto, limited=False))
+
+        assert asked == [Fetch("w3", 20, 40), Fetch("w2", 21, 40)]
+        assert machine.positions.tokens == {W: 20, "w2": 40, "w3": 40}
+
+    def test_positions_without_facts_are_joined(self) -> None:
+        """Those of an idle writer; but for the first, which may show a loss."""
+        machine = busy(strategy=SHARED)
+        for event in (position(12, 12), position(12, 15), position(15, 18), position(18, 30)):
+            machine.handle(event)
+        assert len(machine.intake.queue) == 2
+
+        assert Reported.REWOUND in reports(machine, APPLIED)
+        machine.hears(MissedFacts(facts=[], upto=12, limited=False))
+        assert machine.positions.tokens == {W: 30}
+
+    @pytest.mark.parametrize("strategy", [PULL, SHARED], ids=["server", "channel"])
+    def test_first_facts_of_a_new_writer(self, strategy: FollowStrategy) -> None:
+        """Of a follower from now on: neither what was dropped is skipped, nor is all fetched."""
+        machine = Machine(strategy=strategy, known=None)
+        machine.hears(position(10, 10))
+        machine.handle(row(20))
+        next(machine.facts.take())
+        for token in (21, 22):
+            machine.handle(Rdata(stream="s", instance="w2", token=token, row=BIG))
+
+        assert machine.hears(APPLIED)[-1] == Fetch("w2", 20, 22)
+
+    def test_what_was_dropped_before_the_first_position(self) -> None:
+        """It says what is missing, and what was dropped after it is fetched too."""
+        machine = busy()
+        machine.handle(Disconnected())
+        machine.handle(Connected(PULL, decode))
+        for event in (row(18, BIG), row(25, BIG), position(25, 25), row(26), row(27, BIG)):
+            machine.handle(event)
+        assert len(machine.intake.queue) == 1
+
+        assert machine.hears(APPLIED)[-1] == Fetch(W, 20, 25)
+        assert machine.hears(MissedFacts(facts=[], upto=25, limited=False))[-1] == Fetch(W, 25, 27)
+
+    def test_what_was_dropped_without_any_position(self) -> None:
+        """Nothing, as for rows that are not dropped."""
+        machine = busy()
+        machine.handle(Disconnected())
+        machine.handle(Connected(PULL, decode))
+        machine.handle(row(25, BIG))
+
+        machine.hears(APPLIED)
+
+        assert machine.state is StreamState.LIVE
+        assert machine.hears(position(25, 25))[-1] == Fetch(W, 20, 25)
 
 
 def run(*tokens: int, bad: int = 0) -> RdataRun:
