@@ -175,6 +175,44 @@ def test_who_was_never_whole_is_not_promoted() -> None:
     assert "not_whole" == caught.value.code
 
 
+@pytest.mark.parametrize("knows_upstream", [False, True])
+def test_a_filtered_copy_without_its_upstream_is_not_promoted(knows_upstream: bool) -> None:
+    """Its readers by token would never get the facts that it lacks. Early releases noted no upstream."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    b = cluster.node("b", "a", upstream_streams=("to_device",))
+    cluster.wrote(a, 3)
+    cluster.wrote(a, 4, stream="push_rules")
+    cluster.pass_(2)
+    if not knows_upstream:
+        cluster.done(Deferred.fromCoroutine(b.log.note(primary_at=None)))
+    b.kill()
+    b.upstream = None
+    cluster.start(b)
+
+    assert "fenced" == b.roles.role
+    with pytest.raises(ReadOnlyHere) as refused:
+        cluster.wrote(b)
+    assert "promote --force" not in str(refused.value)
+    with pytest.raises(CannotPromote) as caught:
+        cluster.promote(b, force=True)
+    assert "filtered" == caught.value.code
+    assert ("fenced", 1, 7) == (b.roles.role, b.log.head.epoch, b.log.head.serial)
+
+
+def test_a_copy_that_began_to_join_is_not_promoted_without_its_upstream() -> None:
+    """Not even by force: it would be an empty primary."""
+    cluster = FakeCluster()
+    b = cluster.node("b", start=False)
+    b.engine.write_notes(primary_at="a -")
+    cluster.start(b)
+
+    assert "fenced" == b.roles.role
+    with pytest.raises(CannotPromote) as caught:
+        cluster.promote(b, force=True)
+    assert "not_whole" == caught.value.code
+
+
 def test_not_in_order_while_the_primary_is_away() -> None:
     """Force must be said by somebody."""
     cluster = FakeCluster()
