@@ -5,7 +5,10 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from twisted.logger import Logger
+
 from synrepl.base.history import EpochStart
+from synrepl.base.time import steady_seconds
 from synrepl.replicas.issued_keys import IssuedKeys
 from synrepl.replicas.roles.handover import HandOverCandidate
 from synrepl.replicas.roles.manager import RoleManager
@@ -20,13 +23,16 @@ if TYPE_CHECKING:
 class Promotion:
     """Checks that this daemon has what a primary must have, and then makes it primary.
 
-    `missing_files` returns the files of facts up to a serial that this daemon lacks.
+    `missing_files` returns the files of facts up to a serial that this daemon lacks, `steady` seconds of a
+    clock that nobody sets.
     """
 
+    _logger = Logger()
     roles: RoleManager
     issued: IssuedKeys
     _: KW_ONLY
     missing_files: Callable[[int], Awaitable[Sequence[Any]]]
+    steady: Callable[[], float] = steady_seconds
 
     def __post_init__(self) -> None:
         self.candidate = HandOverCandidate(
@@ -36,6 +42,7 @@ class Promotion:
             address=self.roles.address,
             missing_files=self.missing_files,
             issued=self.issued,
+            steady=self.steady,
         )
         self._is_under_way = False
 
@@ -91,8 +98,8 @@ class Promotion:
             raise CannotPromote("promoting", "a promotion is in progress")
         self._check_copy()
         self._is_under_way = True
+        old, followed = replica.primary, replica.upstream.where
         try:
-            old, followed = replica.primary, replica.upstream.where
             promise = None if lose_acknowledged else await self._promise_check.prove(believed)
             if not force:
                 await self.candidate.catch_up(old)
@@ -101,10 +108,25 @@ class Promotion:
             async with roles.changing:
                 if roles.replica is not replica and not force:
                     raise CannotPromote("moved", "this replica began to follow another daemon meanwhile")
-                return await roles.begin_as_primary([old, followed], check=self._check_copy)
-        finally:
+                check = self._check_copy if force else self._check_in_order
+                epoch_start = await roles.begin_as_primary([old, followed], check=check)
+            if not force and self.candidate.is_over:
+                self._logger.warn(
+                    "the hand-over ran out while the epoch was committed: the old primary may have accepted"
+                    " facts meanwhile, which its resync writes to a file"
+                )
+            return epoch_start
+        except CannotPromote:
             # Only now: the old primary ends the hand-over once this replica is no longer being promoted.
-            self._is_under_way = self.candidate.is_requesting = False
+            await self.candidate.hand_back(old)
+            raise
+        finally:
+            self.candidate.stop()
+            self._is_under_way = False
+
+    def _check_in_order(self) -> None:
+        self._check_copy()
+        self.candidate.check()
 
     def _check_copy(self) -> None:
         """Raises `CannotPromote` unless this log can have all that a primary's has."""
