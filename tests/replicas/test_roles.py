@@ -746,6 +746,34 @@ def test_a_promoted_daemon_stays_primary_when_facts_are_lost_later() -> None:
     assert 3 == b.log.head.epoch
 
 
+def test_a_promotion_whose_epoch_has_begun_is_not_answered_as_failed() -> None:
+    """Its record could not be saved: the old primary went on, and was fenced when B was started again."""
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.wrote(a, 3)
+    store = b.log.note
+
+    async def note(**notes: Any) -> None:
+        if "role" in notes:
+            raise StorageError(op="note", why="the disk is full", retryable=True)
+        await store(**notes)
+
+    b.log.note = note  # type: ignore[method-assign]
+    cluster.promote(b)
+    cluster.pass_(3)
+    assert ["fenced", "primary"] == roles(a, b)
+    record = b.roles.store.load()
+    assert record is not None
+    assert ("primary", 2) == (record.role, record.epoch)
+    assert b.log.notes.get("role") is None
+    cluster.done(Deferred.fromCoroutine(b.log.epochs.begin_next("lost", stream="to_device", token=3)))
+    restarted(cluster, b)
+    cluster.pass_(3)
+
+    assert ["fenced", "primary"] == roles(a, b)
+    assert "promoting" not in b.log.notes
+
+
 def test_one_promotion_at_a_time() -> None:
     """An impatient operator changes nothing."""
     cluster = FakeCluster()

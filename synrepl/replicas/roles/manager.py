@@ -11,7 +11,7 @@ from twisted.logger import Logger
 from synrepl.base.history import EpochStart
 from synrepl.base.interfaces import IClock
 from synrepl.base.tasks import Tasks
-from synrepl.base.time import sleep
+from synrepl.base.time import Backoff, doubling, sleep
 from synrepl.errors import StorageError
 from synrepl.replicas.replica.replica_states import ReplicaState
 from synrepl.replicas.roles.claims import Claims
@@ -36,6 +36,8 @@ FOLLOW_AGAIN: Final = (
     " --upstream)"
 )
 LEAD_AGAIN: Final = "if the other is not primary, synrepl promote --force makes this one primary again"
+
+MAX_SAVE_RETRY_SECONDS: Final = 60.0
 
 EXPLAINED: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
 """States of a replica whose reason is reported while its copy is awaited."""
@@ -369,7 +371,7 @@ class RoleManager:
         """Begin a new epoch as primary; `before` are those that were, or may have been. `changing` is held.
 
         `check` raises an error if that must not be: it is called now, and again right before the epoch
-        begins. Raises `StorageError` if it cannot be saved. In both cases a replica is one again then.
+        begins. Raises `StorageError` if the epoch cannot begin. In both cases a replica is one again then.
         """
         check()
         # From here on no fact of the old history is accepted.
@@ -389,7 +391,6 @@ class RoleManager:
             # Save first: a kill between the two steps would leave an epoch without a primary.
             await self.store.save_promotion(new_record, at_ms)
             epoch_start = await self.log.epochs.begin_next("promoted", epoch=epoch, at_ms=at_ms, check=check)
-            await self.store.save(new_record)
         except Exception:
             if not was_fenced:
                 self.become_replica(RoleEvent.FOLLOW, self.store.primary)
@@ -399,9 +400,22 @@ class RoleManager:
             epoch=epoch_start.epoch,
             serial=epoch_start.serial,
         )
+        # Primary whatever fails now: a restart would find the epoch. The old primary must hear of it soon.
         self._become_primary(RoleEvent.PROMOTE)
         self.notifier.notify(others)
+        self._tasks.start(self._save_promoted(new_record), "saving the role")
         return epoch_start
+
+    async def _save_promoted(self, record: RoleRecord) -> None:
+        """Save the role after a promotion. Until that works, a restart finds what `save_promotion` saved."""
+        backoff = Backoff(doubling(1.0, MAX_SAVE_RETRY_SECONDS))
+        while self.role == Role.PRIMARY and self.log.notes.get("promoting") is not None:
+            known = self.store.load()
+            try:
+                await self.store.save(record if known is None or known.epoch < record.epoch else known)
+            except StorageError as error:
+                self._logger.warn("cannot save the role of this daemon yet: {error}", error=str(error))
+                await sleep(self.clock, backoff.next())
 
     async def _save_unnotified(self, unnotified: Sequence[Address]) -> None:
         try:
