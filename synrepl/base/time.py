@@ -1,5 +1,6 @@
 """Time on a clock: a timer, the delays between retries, a pause, and the clock by which things expire."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
@@ -14,6 +15,13 @@ BELIEF_SECONDS: Final = 24 * 3600.0
 
 JUMP_SECONDS: Final = 1.0
 """By how much the wall clock must get ahead between two readings to count as a jump."""
+
+_SINCE_BOOT: Final = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def steady_seconds() -> float:
+    """Return seconds of a clock that nobody sets; on Linux it goes on while the machine is suspended."""
+    return time.monotonic() if _SINCE_BOOT is None else time.clock_gettime(_SINCE_BOOT)
 
 
 class Timer:

@@ -43,6 +43,11 @@ MAX_WAIT: Final = 300.0
 MAX_COMMAND_LINES: Final = 1_000
 READER_HEADER: Final = "Synrepl-Reader"
 
+END_HEADER: Final = "Synrepl-End"
+"""Asks for a last line in an answer of lines, which has this header too if it ends with one."""
+
+HEARTBEAT: Final = "heartbeat"
+
 _NUMBERS: Final = Parameter(
     "numbers",
     Choice("text"),
@@ -290,7 +295,10 @@ CHANGELOG: Final = Route(
         ),
     ),
     stream=NAMED_STREAMS,
-    headers=_READER,
+    headers=(
+        *_READER,
+        Parameter(END_HEADER, Choice(HEARTBEAT), "without `follow`: end lines with a heartbeat"),
+    ),
     content_type=NDJSON,
     other_types=(ARROW,),
     errors=(

@@ -60,13 +60,17 @@ class IHeldName(Protocol):
 
 
 class Reservation(msgspec.Struct, eq=False):
-    """Ids that are reserved until they are completed or rolled back."""
+    """Ids that are reserved until they are completed or rolled back.
+
+    `given_anew` are those that others have after a rollback.
+    """
 
     ids: Sequence[int]
     tokens: Sequence[int]
     mark: int
     owner: Owner
     since: float
+    given_anew: Sequence[int] = ()
 
 
 class MultiWriterIdGenerator:
@@ -246,9 +250,14 @@ class MultiWriterIdGenerator:
     def roll_back(self, reservation: Reservation) -> None:
         """Finish the ids of a transaction that was to be rolled back, once it has certainly ended.
 
-        Called in the reactor's thread. On SQLite the rollback undoes the allocation; `has_ended` repeats it.
+        Called in the reactor's thread. On SQLite the rollback undoes the allocation; `has_ended` repeats it,
+        except for ids that were given to another transaction meanwhile.
         """
-        has_ended = partial(self.database.has_ended, mark=reservation.mark, highest=reservation.ids[-1])
+
+        def has_ended(cursor: ICursor) -> bool:
+            reservation.given_anew = self.database.given_anew(cursor, reservation.ids)
+            return self.database.has_ended(cursor, reservation.mark, reservation.ids[-1])
+
         ensureDeferred(self._finish_when(reservation, partial(transact, self.pool, has_ended)))
 
     def _finish_later(self, reservation: Reservation) -> None:
@@ -294,7 +303,10 @@ class MultiWriterIdGenerator:
             if reservation not in self._reservations:
                 return False
             self._reservations.discard(reservation)
-            self._tracker.finish(reservation.ids)
+            if anew := set(reservation.given_anew):
+                # Some may have been given to this process again.
+                self._tracker.forget(anew.difference(*(one.ids for one in self._reservations)))
+            self._tracker.finish([id_ for id_ in reservation.ids if id_ not in anew])
         return True
 
     # -- other writers -------------------------------------------------------------------------------------
@@ -450,7 +462,7 @@ class _ReservationContext(Generic[T]):
 
         def reserve(transaction: ITransaction) -> Reservation:
             reservation = generator._reserve(transaction, self.count, self.owner)
-            transaction.call_on_exception(generator._finish, reservation)
+            transaction.call_on_exception(generator.roll_back, reservation)
             return reservation
 
         # If the caller is cancelled meanwhile, the ids are reserved all the same: finish them at once.

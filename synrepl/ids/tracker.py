@@ -82,6 +82,13 @@ class Tracker:
             self._advance_linear(id_)
         self._advance_announced()
 
+    def forget(self, ids: Iterable[int]) -> None:
+        """Record that these ids are those of others: they were given anew after a rollback."""
+        self._unfinished.difference_update(ids)
+        self._advance_own()
+        self._advance_linear()
+        self._advance_announced()
+
     def advance(self, writer: str, token: int, *, wrote: bool = False) -> None:
         """Record that another writer is at `token`; `wrote` if it is known to have written this id itself.
 

@@ -149,6 +149,7 @@ class ReplicasPart(Part):
         await self.write_forwarder.stop()
         self._tasks.stop()
         self.commands.stop()
+        self.promotion.candidate.stop()
         self.roles.stop()
         await self._files.stop()
         await self.registry.stop()

@@ -40,14 +40,18 @@ class Epochs:
         at_ms: int | None = None,
         stream: str = "",
         token: int = 0,
+        check: Callable[[], object] = lambda: None,
     ) -> EpochStart:
         """Begin the next epoch, or `epoch`, after all appends so far. The default of `at_ms` is now.
+
+        `check` is called right before; if it raises an error, no epoch begins.
 
         With a `stream` its facts beyond `token` are discarded: their source has lost them. Followers beyond
         that token have a diverged history, and the caller must close their connections.
         """
 
         def make() -> EpochStart:
+            check()
             position = self._head.position
             return EpochStart(
                 epoch=position.epoch + 1 if epoch is None else epoch,

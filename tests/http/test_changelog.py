@@ -6,7 +6,7 @@ from unittest.mock import patch
 from synrepl.base.interfaces import IThread
 from synrepl.testing.memory_engine import DelayedThread
 from synrepl.wire.filter import ALL, Filter
-from tests.http.builders import NOW, SiteCase, Talk, receipt, typing
+from tests.http.builders import NOW, Answer, SiteCase, Talk, receipt, typing
 
 CHANGELOG = "/v1/changelog"
 
@@ -65,6 +65,29 @@ class ChangelogTests(SiteCase):
         self.receipts(3)
 
         self.assertEqual("3", self.get(f"{CHANGELOG}?streams=caches").headers["synrepl-serial"])
+
+    def test_an_answer_ends_with_a_heartbeat_if_that_is_asked_for(self) -> None:
+        """An answer that a proxy cut, and ended properly, is known by what it lacks."""
+        self.receipts(3)
+        for query, serials, end in (
+            ("since=0", [1, 2, 3], 3),
+            ("limit=2", [1, 2], 2),
+            ("since=0&upto=2", [1, 2], 2),
+            ("streams=caches", [], 3),
+            ("streams=caches&limit=1", [], 3),
+            ("since=3&wait=30", [], 3),
+        ):
+            talk = self.talk()
+            talk.say(self.request("GET", f"{CHANGELOG}?{query}", b"", "Synrepl-End: heartbeat"))
+            self.clock.advance(30)
+            answer = Answer(talk.heard)
+            *facts, last = answer.lines()
+
+            self.assertEqual("heartbeat", answer.headers["synrepl-end"])
+            self.assertEqual(serials, [fact["serial"] for fact in facts], query)
+            self.assertEqual((1, end), (last["heartbeat"]["epoch"], last["heartbeat"]["serial"]), query)
+        self.assertNotIn("synrepl-end", self.get(CHANGELOG).headers)
+        self.assertEqual(400, self.get(CHANGELOG, "Synrepl-End: other").status)
 
     def test_a_reader_ahead_of_the_log_is_told_so(self) -> None:
         """It knows facts of another history; an empty answer would starve it in silence."""

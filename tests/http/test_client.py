@@ -249,6 +249,23 @@ class ChangelogTests(SiteCase):
 
         self.assertEqual((2, 2), (self.successResultOf(done), len(lines)))
 
+    def test_an_answer_without_its_last_line_is_not_whole(self) -> None:
+        """A proxy ended it properly: the facts behind the first would be passed for good. A daemon of an
+        earlier release sends no last line.
+        """
+        for head, is_cut in (({"Synrepl-End": "heartbeat"}, True), ({}, False)):
+            lines: list[bytes] = []
+            answer = (200, head | {"Synrepl-Serial": "3"}, b'{"serial":1}\n')
+            client = StubTreq(StringStubbingResource(lambda *_, answer=answer: answer))
+            http = HttpClient(self.clock, URL, client=client)
+            done = ensureDeferred(read_changelog(http, 0, ["caches"], 0, lines.append))
+
+            self.assertEqual([b'{"serial":1}'], lines)
+            if is_cut:
+                self.assertIn("before its last line", str(self.failureResultOf(done, NotConnected).value))
+            else:
+                self.assertEqual(3, self.successResultOf(done))
+
     def test_being_ahead_is_told_with_the_head(self) -> None:
         """Whoever reads can then say how far the histories are apart."""
         self.receipts(2)

@@ -128,6 +128,8 @@ def test_a_server_that_sends_no_arrow_is_no_daemon(given: Any) -> None:
     "broken",
     [
         body(FACTS[:2], FACTS[2:4])[:-300],
+        body(FACTS[:2])[:-8],  # between two messages, as a proxy may end it when the daemon dies
+        body(FACTS[:2])[:-4],
         ConnectionResetError(errno.ECONNRESET, "reset"),
         OSError(errno.EHOSTUNREACH, "no route"),
         TimeoutError("timed out"),
@@ -143,6 +145,16 @@ def test_a_response_that_breaks_off_is_continued(given: Any, broken: Any) -> Non
 
     assert serials(daemons.client()) == [1, 2, 3, 4, 5, 6]
     assert daemons.pauses == 1
+
+
+def test_a_response_that_always_ends_early_is_an_error(given: Any) -> None:
+    """Rows of streams that were selected would be missing, which nothing else shows."""
+    daemons = given(a=[body()[:-8]])
+
+    with pytest.raises(SourceError, match="ended before its end marker"):
+        serials(daemons.client())
+
+    assert daemons.pauses == 2
 
 
 def test_a_daemon_that_stays_away_is_an_error(given: Any) -> None:

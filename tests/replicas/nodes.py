@@ -107,6 +107,8 @@ class FakeNode:
         self.metrics = Metrics(CollectorRegistry())
         self.is_running = False
         self.leftover_facts: list[Fact] = []
+        self.paused_seconds = 0.0
+        """How long this node was paused, which its clock for timers does not know."""
         self.log: Log
         self.declared: DeclaredStreams
         self.publisher: Publisher
@@ -214,7 +216,12 @@ class FakeNode:
             self.roles,
             keys=Keyring(self._secret),
         )
-        self.promotion = Promotion(self.roles, self.registry.issued, missing_files=self._missing_files)
+        self.promotion = Promotion(
+            self.roles,
+            self.registry.issued,
+            missing_files=self._missing_files,
+            steady=lambda: clock.seconds() + self.paused_seconds,
+        )
         self.registry.subscribe()
         self.publisher.use(self.roles, StoredHere())
         self.registry.keys.use(self.registry.issued)
@@ -339,6 +346,8 @@ class FakeNode:
         self._network.stop_listening(self.name)
         if hasattr(self, "roles"):
             self.roles.stop()
+        if hasattr(self, "promotion"):
+            self.promotion.candidate.stop()
         if hasattr(self, "registry"):
             self.registry.halt()
         for thread in self._threads:

@@ -175,6 +175,44 @@ def test_who_was_never_whole_is_not_promoted() -> None:
     assert "not_whole" == caught.value.code
 
 
+@pytest.mark.parametrize("knows_upstream", [False, True])
+def test_a_filtered_copy_without_its_upstream_is_not_promoted(knows_upstream: bool) -> None:
+    """Its readers by token would never get the facts that it lacks. Early releases noted no upstream."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    b = cluster.node("b", "a", upstream_streams=("to_device",))
+    cluster.wrote(a, 3)
+    cluster.wrote(a, 4, stream="push_rules")
+    cluster.pass_(2)
+    if not knows_upstream:
+        cluster.done(Deferred.fromCoroutine(b.log.note(primary_at=None)))
+    b.kill()
+    b.upstream = None
+    cluster.start(b)
+
+    assert "fenced" == b.roles.role
+    with pytest.raises(ReadOnlyHere) as refused:
+        cluster.wrote(b)
+    assert "promote --force" not in str(refused.value)
+    with pytest.raises(CannotPromote) as caught:
+        cluster.promote(b, force=True)
+    assert "filtered" == caught.value.code
+    assert ("fenced", 1, 7) == (b.roles.role, b.log.head.epoch, b.log.head.serial)
+
+
+def test_a_copy_that_began_to_join_is_not_promoted_without_its_upstream() -> None:
+    """Not even by force: it would be an empty primary."""
+    cluster = FakeCluster()
+    b = cluster.node("b", start=False)
+    b.engine.write_notes(primary_at="a -")
+    cluster.start(b)
+
+    assert "fenced" == b.roles.role
+    with pytest.raises(CannotPromote) as caught:
+        cluster.promote(b, force=True)
+    assert "not_whole" == caught.value.code
+
+
 def test_not_in_order_while_the_primary_is_away() -> None:
     """Force must be said by somebody."""
     cluster = FakeCluster()
@@ -257,6 +295,148 @@ def test_a_primary_that_began_anew_while_it_handed_over_is_asked_again() -> None
     primary = b if b.roles.role == "primary" else a
     assert "primary" == primary.roles.role
     assert taken == primary.log.head.serial
+
+
+class HeldUp:
+    """B is promoted in order, and its disk takes so many seconds for each of the commits of that."""
+
+    def __init__(self, *seconds: float, secret: str | None = None) -> None:
+        self.stalls = list(seconds)
+        self.is_cut = False
+        self.cluster = FakeCluster()
+        options: dict[str, Any] = {"listed": ["a", "b"], "can_reach": self.reaches, "secret": secret}
+        self.a = self.cluster.node("a", **options)
+        self.b = self.cluster.node("b", "a", disk_delay=self.delay, **options)
+        self.cluster.pass_(3)
+        self.cluster.wrote(self.a, 3)
+        self.cluster.pass_(1)
+        self.ended: list[Any] = []
+
+    def reaches(self, ours: str, theirs: str) -> bool:
+        return not self.is_cut
+
+    def delay(self) -> float:
+        is_beginning = hasattr(self, "b") and self.b.roles.replica is None and not self.b.roles.is_primary
+        return self.stalls.pop(0) if self.stalls and is_beginning else 0.0005
+
+    def promote(self) -> None:
+        Deferred.fromCoroutine(self.b.promotion.promote()).addBoth(self.ended.append)
+        for _ in range(300):
+            if self.b.roles.replica is None:
+                return
+            self.cluster.pass_(0.01)
+        raise AssertionError("no epoch was about to begin")
+
+    def append(self) -> bool:
+        """Whether A accepts a fact."""
+        try:
+            self.cluster.wrote(self.a)
+        except ReadOnlyHere:
+            return False
+        return True
+
+    def refused(self) -> CannotPromote:
+        assert isinstance(self.ended[0].value, CannotPromote)
+        return self.ended[0].value
+
+
+@pytest.mark.parametrize("secret", [None, "secret"])
+@pytest.mark.parametrize("stalls", [(9.0, 9.0, 9.0), (0.0, 25.0)])
+def test_a_primary_accepts_no_fact_while_an_epoch_is_committed_slowly(
+    stalls: tuple[float, ...], secret: str | None
+) -> None:
+    """Fact 4 was acknowledged after 15 seconds, and was in the log of the fenced daemon alone."""
+    held = HeldUp(*stalls, secret=secret)
+    held.promote()
+    while not held.ended:
+        assert not held.append()
+        held.cluster.pass_(0.5, step=0.05)
+    held.cluster.pass_(3)
+
+    assert (2, 3) == (held.ended[0].epoch, held.ended[0].serial)
+    assert ["fenced", "primary"] == roles(held.a, held.b)
+    assert 3 == held.a.log.head.serial
+
+
+def test_a_candidate_that_cannot_renew_its_hand_over_begins_no_epoch() -> None:
+    """Its disk is slow, and it is cut off from the primary, which goes on."""
+    held = HeldUp(12.0)
+    held.promote()
+    held.is_cut = True
+    held.cluster.pass_(16, step=0.05)
+
+    assert "behind" == held.refused().code
+    assert "was held up for 12 seconds" in str(held.refused())
+    assert held.append()
+    held.is_cut = False
+    held.cluster.pass_(10)
+    assert ["primary", "replica"] == roles(held.a, held.b)
+    assert held.a.log.position == held.b.log.position
+    assert 1 == held.b.log.head.epoch
+
+
+def test_a_candidate_that_was_paused_begins_no_epoch_and_hands_back() -> None:
+    """Its timers do not know that: the machine was suspended, or the process stopped."""
+    held = HeldUp(0.5)
+    held.promote()
+    held.b.paused_seconds = 20.0
+    held.cluster.pass_(1)
+
+    assert "behind" == held.refused().code
+    assert held.append()
+    held.cluster.pass_(3)
+    assert ["primary", "replica"] == roles(held.a, held.b)
+    assert held.a.log.position == held.b.log.position
+
+
+def test_a_candidate_looks_at_the_time_once_it_may_change_its_role() -> None:
+    """A claim was being saved meanwhile."""
+    held = HeldUp()
+    lock = held.b.roles.changing.acquire()
+    Deferred.fromCoroutine(held.b.promotion.promote()).addBoth(held.ended.append)
+    held.cluster.pass_(3)
+    held.b.paused_seconds = 20.0
+    held.cluster.done(lock).release()
+    held.cluster.pass_(0.5)
+
+    assert "behind" == held.refused().code
+    assert held.append()
+
+
+def test_no_epoch_begins_once_the_primary_has_accepted_facts() -> None:
+    """Somebody with a key has ended the hand-over. The next request shows it."""
+    held = HeldUp(9.0)
+    held.promote()
+    end = held.a.roles.handover.handle(HandOver(0, held.b.log.uuid), trusted=True)
+    held.cluster.done(Deferred.fromCoroutine(end))
+    assert held.append()
+    held.cluster.pass_(10)
+
+    assert "the primary has accepted facts" in str(held.refused())
+    held.cluster.pass_(10)
+    assert held.append()
+    assert ["primary", "replica"] == roles(held.a, held.b)
+
+
+def test_a_hand_over_that_ran_out_while_the_epoch_was_committed_is_told() -> None:
+    """Nothing stops a commit that has begun: what the primary accepts then is not hidden, at least."""
+    held = HeldUp(0.0, 20.0)
+    logged: list[str] = []
+
+    def observe(event: Any) -> None:
+        logged.append(formatEvent(event) or "")
+
+    globalLogPublisher.addObserver(observe)  # type: ignore[arg-type]
+    try:
+        held.promote()
+        held.cluster.pass_(0.1)
+        held.is_cut = True
+        held.cluster.pass_(25, step=0.05)
+    finally:
+        globalLogPublisher.removeObserver(observe)  # type: ignore[arg-type]
+
+    assert 2 == held.ended[0].epoch
+    assert any("the hand-over ran out while the epoch was committed" in line for line in logged)
 
 
 def test_by_force_the_old_primary_is_fenced_when_it_is_back() -> None:
@@ -564,6 +744,34 @@ def test_a_promoted_daemon_stays_primary_when_facts_are_lost_later() -> None:
 
     assert "primary" == b.roles.role
     assert 3 == b.log.head.epoch
+
+
+def test_a_promotion_whose_epoch_has_begun_is_not_answered_as_failed() -> None:
+    """Its record could not be saved: the old primary went on, and was fenced when B was started again."""
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.wrote(a, 3)
+    store = b.log.note
+
+    async def note(**notes: Any) -> None:
+        if "role" in notes:
+            raise StorageError(op="note", why="the disk is full", retryable=True)
+        await store(**notes)
+
+    b.log.note = note  # type: ignore[method-assign]
+    cluster.promote(b)
+    cluster.pass_(3)
+    assert ["fenced", "primary"] == roles(a, b)
+    record = b.roles.store.load()
+    assert record is not None
+    assert ("primary", 2) == (record.role, record.epoch)
+    assert b.log.notes.get("role") is None
+    cluster.done(Deferred.fromCoroutine(b.log.epochs.begin_next("lost", stream="to_device", token=3)))
+    restarted(cluster, b)
+    cluster.pass_(3)
+
+    assert ["fenced", "primary"] == roles(a, b)
+    assert "promoting" not in b.log.notes
 
 
 def test_one_promotion_at_a_time() -> None:

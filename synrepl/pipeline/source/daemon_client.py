@@ -16,6 +16,7 @@ from synrepl.http_api.routes import ARROW, CHANGELOG, EXTENT
 from synrepl.http_client import (
     BlockingClient,
     ConnectError,
+    Response,
     read_secret,
 )
 from synrepl.pipeline.source.options import SourceOptions
@@ -143,10 +144,14 @@ class SourceClient:
         response = daemon.stream(_request(CHANGELOG, selected), accept=ARROW)
         if response.headers.get_content_type() != ARROW:
             raise ConnectError("it does not send Arrow; is it a synrepl daemon?", retryable=False)
-        with pa.ipc.open_stream(response) as stream:
+        body = _Body(response)
+        with pa.ipc.open_stream(body) as stream:
             for batch in stream:
                 if len(batch):
                     yield batch
+        if body.has_ended:
+            # A proxy may end its own answer properly when the daemon has died.
+            raise ConnectError("the response ended before its end marker")
         # An unread body would keep the connection from being reused.
         response.read()
 
@@ -175,6 +180,24 @@ class SourceClient:
             raise (lasting or failed)[0] from error
         failed.clear()
         self._pause(PAUSE_SECONDS)
+
+
+class _Body:
+    """The body of a response, for Arrow, which takes the end of a file for the end of its stream.
+
+    It `has_ended` if more was asked for than there was: after the marker at the end of a stream nothing is.
+    """
+
+    closed = False
+
+    def __init__(self, response: Response) -> None:
+        self.has_ended = False
+        self._response = response
+
+    def read(self, size: int) -> bytes:
+        data = self._response.read(size)
+        self.has_ended = len(data) < size
+        return data
 
 
 def _source_error(url: str, error: Exception, epoch: int | None) -> SourceError:

@@ -185,6 +185,9 @@ class Replica:
                 self._conversation = conversation
                 try:
                     await self._run_conversation(conversation)
+                    # Compared with its upstream; it must join in a conversation of its own.
+                    self._move(ReplicaEvent.FAIL, ReplicaState.DISCONNECTED, self._must_join)
+                    continue
                 finally:
                     if self.commands is not None:
                         self.commands.disconnected()
@@ -206,6 +209,7 @@ class Replica:
             await sleep(self.clock, self._upstreams.failed(fault, moved_to))
 
     async def _run_conversation(self, conversation: IConversation) -> None:
+        """Follow the upstream. Returns if this copy must be joined again, by `_must_join`."""
         welcome = conversation.welcome
         await self._check_server_name(welcome.server_name)
         self._check_path(welcome)
@@ -262,7 +266,7 @@ class Replica:
         """Return why to join before SUBSCRIBE; empty if the upstream shall check this log."""
         log = self.log
         if log.history == welcome.history:
-            return "" if copy_filter(log.notes) == self.query else "the filter has changed"
+            return ""
         return "" if log.head.serial or log.head.trimmed_upto.serial else "the log is empty"
 
     def _on_join_progress(self, event: ReplicaEvent, progress: Progress) -> None:
@@ -291,8 +295,10 @@ class Replica:
         epoch_start = log.head.epoch_starts[-1] if log.head.epoch_starts else None
         ephemeral = self.ephemeral
         names = () if ephemeral is None else ephemeral.names
+        has_other_filter = copy_filter(log.notes) != self.query
         clock = {
-            name: dict(positions)
+            # With a new filter, the upstream may have less than this copy.
+            name: {writer: token for writer, token in positions.items() if self.query.passes(name, writer)}
             for name, positions in log.positions_by_stream().items()
             if name not in names
         }
@@ -332,6 +338,10 @@ class Replica:
                         self.on_command(command_of(line.encode()))
                     case native.Linked(linked) if self.state.is_following:
                         self._upstream_linked(bool(linked))
+                    case native.Subscribed() if has_other_filter:
+                        # The upstream has what this copy has: nothing is lost by a copy in its place.
+                        self._must_join = "the filter has changed"
+                        return
                     case native.Subscribed(at):
                         self._upstreams.succeeded()
                         self._strangers.clear()

@@ -9,6 +9,7 @@ import msgspec
 from twisted.logger import Logger
 
 from synrepl.base.interfaces import IClock
+from synrepl.base.tasks import Tasks
 from synrepl.base.time import Timer, sleep
 from synrepl.errors import ReplicationError
 from synrepl.replicas.issued_keys import IssuedKeys
@@ -34,7 +35,14 @@ MAX_HANDOVER_SECONDS: Final = 30.0
 """The longest hand-over in seconds that one request can ask for."""
 
 RENEW_SECONDS: Final = 5.0
-"""A candidate renews its hand-over request after this long, and once more before it starts the epoch."""
+"""A candidate renews its hand-over request after this long, and once more when it has caught up."""
+
+HOLD_SECONDS: Final = 2.5
+"""Then it renews it after this long each time, answered or not, until its epoch is committed."""
+
+MAX_AGE_SECONDS: Final = 10.0
+"""An epoch begins at most this long after the last answered request was sent, by the candidate's clock. The
+rest of `HANDOVER_SECONDS` is for the commit of the epoch, and for clocks that differ."""
 
 CATCH_UP_SECONDS: Final = 30.0
 """How long a promotion waits for the last facts of the old primary."""
@@ -223,9 +231,17 @@ class HandOverCandidate:
     """The replica's side: requests a hand-over, and catches up with the primary while it refuses facts.
 
     `missing_files` returns the files that this daemon lacks up to a serial. `is_requesting`: the promotion
-    under way needs the hand-over to continue.
+    under way needs the hand-over to continue. `steady` returns seconds of a clock that nobody sets.
+
+    Once this log is that of the primary, the hand-over is renewed until `stop`, so that the primary refuses
+    facts for as long as a slow disk takes to commit the epoch, and `check` refuses to begin it after a pause.
+    What remains: a candidate that is paused, or cut off from the primary, after the last check and before the
+    commit is durable, for longer than the hand-over lasts. (Without a key that is `MAX_SEALED_SECONDS` from
+    its beginning, however often it is renewed.) The primary may have accepted facts then: they are on its
+    disk alone, as after a promotion by force (`is_over`).
     """
 
+    _logger = Logger()
     log: Log
     clock: IClock
     peers: IPeerClient
@@ -233,12 +249,51 @@ class HandOverCandidate:
     address: Callable[[], Address]
     missing_files: Callable[[int], Awaitable[Sequence[Any]]]
     issued: IssuedKeys
+    steady: Callable[[], float]
     is_requesting: bool = False
+
+    def __post_init__(self) -> None:
+        self._tasks = Tasks(self._logger, "hand-over")
+        self._asked_at = 0.0
+        """When the last request was sent that was answered by: I am where you are."""
+        self._is_lost = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the primary may accept facts again, or has done so."""
+        return self._is_lost or self.steady() - self._asked_at > HANDOVER_SECONDS
+
+    def check(self) -> None:
+        """Raises `CannotPromote` unless the primary refuses facts for as long as an epoch takes to begin."""
+        if self._is_lost:
+            raise CannotPromote("behind", "the primary has accepted facts meanwhile: nothing has changed")
+        age = self.steady() - self._asked_at
+        if age > MAX_AGE_SECONDS:
+            why = (
+                f"this daemon was held up for {age:.0f} seconds after it had caught up, and the primary may"
+                " accept facts again: nothing has changed; look at its disk, and promote it again"
+            )
+            raise CannotPromote("behind", why)
+
+    def stop(self) -> None:
+        """Renew the hand-over no more: the epoch has begun, or never will."""
+        self._tasks.cancel_all()
+        self.is_requesting = False
+
+    async def hand_back(self, primary: Address) -> None:
+        """Tell the primary that no epoch begins: it accepts facts again."""
+        # It checks that this daemon is no longer being promoted.
+        is_requesting = self.is_requesting
+        self.stop()
+        if is_requesting:
+            # It may also have received a request whose answer was lost.
+            with suppress(ReplicationError):
+                await self._request(primary, 0)
 
     async def catch_up(self, primary: Address) -> None:
         """Return once this log equals that of the primary, which refuses facts, and no file is missing.
 
-        Raises `CannotPromote`.
+        The hand-over is renewed from then on, until `stop` or `hand_back`. Raises `CannotPromote`.
         """
         if not primary:
             raise CannotPromote(
@@ -251,12 +306,9 @@ class HandOverCandidate:
         try:
             while not await self._has_caught_up(primary, until):
                 pass
+            self._tasks.start(self._hold(primary, self.log.position), "renewing the hand-over")
         except ReplicationError as error:
-            # The primary checks that this daemon is no longer being promoted.
-            self.is_requesting = False
-            # End the hand-over: the primary may have received the request even if its response was lost.
-            with suppress(ReplicationError):
-                await self._request(primary, 0)
+            await self.hand_back(primary)
             if isinstance(error, CannotPromote):
                 raise
             raise CannotPromote(
@@ -289,7 +341,24 @@ class HandOverCandidate:
             raise CannotPromote("files_missing", why, missing=missing)
         self._check_time(until, "the files were looked through")
         # The hand-over may have ended meanwhile, and the primary accepted facts: compare again.
-        return await self._request(primary, HANDOVER_SECONDS) == self.log.position
+        asked_at = self.steady()
+        if await self._request(primary, HANDOVER_SECONDS) != self.log.position:
+            return False
+        self._asked_at, self._is_lost = asked_at, False
+        return True
+
+    async def _hold(self, primary: Address, position: LogPosition) -> None:
+        while True:
+            await sleep(self.clock, HOLD_SECONDS)
+            self._tasks.start(self._renew(primary, position), "renewing the hand-over")
+
+    async def _renew(self, primary: Address, position: LogPosition) -> None:
+        asked_at = self.steady()
+        with suppress(ReplicationError):
+            if await self._request(primary, HANDOVER_SECONDS) == position:
+                self._asked_at = max(self._asked_at, asked_at)
+            else:
+                self._is_lost = True
 
     def _check_time(self, until: float, at: str) -> bool:
         """Raises `CannotPromote` once it is too late; `at` says what lasts. Else False: try again."""

@@ -11,7 +11,7 @@ from twisted.logger import Logger
 from synrepl.base.history import EpochStart
 from synrepl.base.interfaces import IClock
 from synrepl.base.tasks import Tasks
-from synrepl.base.time import sleep
+from synrepl.base.time import Backoff, doubling, sleep
 from synrepl.errors import StorageError
 from synrepl.replicas.replica.replica_states import ReplicaState
 from synrepl.replicas.roles.claims import Claims
@@ -31,11 +31,13 @@ from synrepl.storage.log import Log
 if TYPE_CHECKING:
     from synrepl.replicas.replica.replica import Replica
 
-WAYS_OUT: Final = (
+FOLLOW_AGAIN: Final = (
     "synrepl resync makes this daemon a replica of the other one (with an unknown address: restart with"
-    " --upstream); if the other is not primary, synrepl promote --force makes this one primary again"
+    " --upstream)"
 )
-"""What an operator can do with a fenced daemon."""
+LEAD_AGAIN: Final = "if the other is not primary, synrepl promote --force makes this one primary again"
+
+MAX_SAVE_RETRY_SECONDS: Final = 60.0
 
 EXPLAINED: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
 """States of a replica whose reason is reported while its copy is awaited."""
@@ -174,6 +176,11 @@ class RoleManager:
             return Unreadiness("stale", why, self.clock.seconds() - replica.lag_seconds())
         return None
 
+    @property
+    def ways_out(self) -> str:
+        """What an operator can do with this daemon once it is fenced."""
+        return FOLLOW_AGAIN if "filter" in self.log.notes else f"{FOLLOW_AGAIN}; {LEAD_AGAIN}"
+
     def lag_seconds(self) -> float:
         """Return the seconds since this copy was last caught up; 0 if this daemon is no replica."""
         return self.replica.lag_seconds() if self.replica is not None else 0.0
@@ -219,6 +226,7 @@ class RoleManager:
         """
         record, notes = self.store.load(), self.log.notes
         epoch = self.log.head.epoch
+        copied = notes.get("primary_at") or notes.get("upstream_at") or ""
         if self.has_upstream and record is not None and record.role == Role.PRIMARY:
             self._logger.warn(
                 "this daemon was promoted in epoch {epoch}, and stays primary: the upstream in its settings"
@@ -239,7 +247,7 @@ class RoleManager:
         elif record is not None and record.role == Role.REPLICA:
             # It was a replica, and nobody says of whom: to be primary it takes a promotion.
             self.become_fenced(RoleEvent.START, record)
-        elif record is None and (copied := notes.get("primary_at") or notes.get("upstream_at")):
+        elif record is None and (copied or "filter" in notes):
             # A copy, started without its upstream: as a primary it would write serials that another one has.
             self.become_fenced(RoleEvent.START, RoleRecord(Role.FENCED, epoch, address=copied))
         else:
@@ -308,7 +316,7 @@ class RoleManager:
         where = str(self.primary) if self.primary else "its address is unknown"
         self.why = f"another daemon is primary since epoch {record.epoch}: {where}"
         self.log.gate.close(self._write_refusal)
-        self._logger.warn("fenced: {why}; {ways_out}", why=self.why, ways_out=WAYS_OUT)
+        self._logger.warn("fenced: {why}; {ways_out}", why=self.why, ways_out=self.ways_out)
         self.owner.role_changed()
 
     def forwarding_refusal(self, stream: str) -> ReadOnlyHere | None:
@@ -353,17 +361,19 @@ class RoleManager:
             return ReadOnlyHere("starting", why, stream=stream)
         moved_to = str(self.primary)
         if self.role == Role.FENCED:
-            why = f"{self.why}; {WAYS_OUT}"
+            why = f"{self.why}; {self.ways_out}"
             return ReadOnlyHere("fenced", why, stream=stream, moved_to=moved_to, retryable=False)
         why = "this daemon is a replica: write to the primary"
         stopped = self.forwarding_refusal(stream)
         return stopped or ReadOnlyHere("replica", why, stream=stream, moved_to=moved_to)
 
-    async def begin_as_primary(self, before: Sequence[Address]) -> EpochStart:
+    async def begin_as_primary(self, before: Sequence[Address], *, check: Callable[[], object]) -> EpochStart:
         """Begin a new epoch as primary; `before` are those that were, or may have been. `changing` is held.
 
-        Raises `StorageError` if that cannot be saved: a replica is one again then.
+        `check` raises an error if that must not be: it is called now, and again right before the epoch
+        begins. Raises `StorageError` if the epoch cannot begin. In both cases a replica is one again then.
         """
+        check()
         # From here on no fact of the old history is accepted.
         record, was_fenced = self.store.load(), self.role == Role.FENCED
         self._stop_replica()
@@ -380,8 +390,7 @@ class RoleManager:
             at_ms = int(self.clock.seconds() * 1000)
             # Save first: a kill between the two steps would leave an epoch without a primary.
             await self.store.save_promotion(new_record, at_ms)
-            epoch_start = await self.log.epochs.begin_next("promoted", epoch=epoch, at_ms=at_ms)
-            await self.store.save(new_record)
+            epoch_start = await self.log.epochs.begin_next("promoted", epoch=epoch, at_ms=at_ms, check=check)
         except Exception:
             if not was_fenced:
                 self.become_replica(RoleEvent.FOLLOW, self.store.primary)
@@ -391,9 +400,22 @@ class RoleManager:
             epoch=epoch_start.epoch,
             serial=epoch_start.serial,
         )
+        # Primary whatever fails now: a restart would find the epoch. The old primary must hear of it soon.
         self._become_primary(RoleEvent.PROMOTE)
         self.notifier.notify(others)
+        self._tasks.start(self._save_promoted(new_record), "saving the role")
         return epoch_start
+
+    async def _save_promoted(self, record: RoleRecord) -> None:
+        """Save the role after a promotion. Until that works, a restart finds what `save_promotion` saved."""
+        backoff = Backoff(doubling(1.0, MAX_SAVE_RETRY_SECONDS))
+        while self.role == Role.PRIMARY and self.log.notes.get("promoting") is not None:
+            known = self.store.load()
+            try:
+                await self.store.save(record if known is None or known.epoch < record.epoch else known)
+            except StorageError as error:
+                self._logger.warn("cannot save the role of this daemon yet: {error}", error=str(error))
+                await sleep(self.clock, backoff.next())
 
     async def _save_unnotified(self, unnotified: Sequence[Address]) -> None:
         try:

@@ -97,14 +97,12 @@ class RoleStore:
 
     def _unfinished_promotion(self) -> RoleRecord | None:
         text = self.log.notes.get("promoting")
-        if text is None or not self.log.head.epoch_starts:
+        if text is None:
             return None
-        promotion, epoch_start = (
-            msgspec.json.decode(text, type=PromotionRecord),
-            self.log.head.epoch_starts[-1],
-        )
-        is_ours = (epoch_start.epoch, epoch_start.at_ms) == (promotion.noted.epoch, promotion.at_ms)
-        return promotion.noted if is_ours and self.log.head.epoch == epoch_start.epoch else None
+        promotion = msgspec.json.decode(text, type=PromotionRecord)
+        began = (promotion.noted.epoch, promotion.at_ms)
+        starts = self.log.head.epoch_starts
+        return promotion.noted if any((one.epoch, one.at_ms) == began for one in starts) else None
 
     def remembered(self) -> list[Address]:
         """The addresses of known daemons in the role record (`knows`), newest first."""

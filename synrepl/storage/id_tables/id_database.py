@@ -1,5 +1,6 @@
 """The SQL of streams with ids, for SQLite and PostgreSQL."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from synrepl.errors import StorageError
@@ -100,6 +101,17 @@ class IdDatabase:
             return bool(running == 0)
         self.advance_sequence(cursor, highest)
         return True
+
+    def given_anew(self, cursor: ICursor, ids: Sequence[int]) -> list[int]:
+        """Those of these ids, whose allocation was rolled back, that the sequence has given again since.
+
+        Until the transaction ends it gives no others. On PostgreSQL there are none: see `allocate`.
+        """
+        if self.flavor == "postgresql":
+            return []
+        self.lock_start(cursor)
+        upto = self.allocated(cursor)
+        return [id_ for id_ in ids if id_ <= upto]
 
     def mark(self, cursor: ICursor) -> int:
         """On PostgreSQL the id of this transaction: all that began to write before have lower ids.

@@ -1,13 +1,13 @@
 """The changelog as an answer that ends at the head of the log: lines of JSON, or Arrow record batches."""
 
 from synrepl.base.time import Timer
-from synrepl.http_api.routes import NDJSON
+from synrepl.http_api.routes import END_HEADER, HEARTBEAT, NDJSON
 from synrepl.replication.serving.feed import Stop
 from synrepl.replication.serving.log_waiters import Interest
 from synrepl.replication.serving.sender import Sender
 from synrepl.transports.http.arrow import ArrowEncoder
 from synrepl.transports.http.call import Call
-from synrepl.transports.http.changelog_lines import line_encoder
+from synrepl.transports.http.changelog_lines import HeartbeatLine, encode_line, line_encoder
 from synrepl.transports.http.changelog_query import ChangelogQuery, query_feed, stop_error
 
 
@@ -21,8 +21,7 @@ async def serve_changelog(call: Call, query: ChangelogQuery, arrow: ArrowEncoder
             if stop in (Stop.TRIMMED, Stop.REPLACED):
                 raise stop_error(call.context.log, answer.feed, stop)
             answer.begin()
-            if arrow is not None:
-                answer.write(arrow.END)
+            answer.end()
     finally:
         answer.timer.stop()
 
@@ -63,6 +62,9 @@ class _Answer:
         self._preamble = preamble
         self._until = context.clock.seconds() + query.wait
         self._has_begun = False
+        self._arrow = arrow
+        self._has_limit = query.limit is not None
+        self._ends_with_heartbeat = arrow is None and call.query[END_HEADER]
 
     def begin(self) -> None:
         """Write the head, unless that was done."""
@@ -71,8 +73,22 @@ class _Answer:
         self._has_begun = True
         self.feed.upto = self.feed.head
         write_head(self._call, self._content_type, self.feed.upto)
+        if self._ends_with_heartbeat:
+            self._call.request.setHeader(END_HEADER.encode(), HEARTBEAT.encode())
         if self._call.request.method != b"HEAD":
             self._call.request.write(self._preamble)
+
+    def end(self) -> None:
+        """Mark the end, by which a reader knows that nothing was cut off."""
+        if self._arrow is not None:
+            self.write(self._arrow.END)
+        elif self._ends_with_heartbeat:
+            context, at = self._call.context, self.sender.position
+            serial = self.feed.serial if self._has_limit else self.feed.upto
+            digest = at.digest if at.serial == serial else None
+            now_ms = int(context.clock.seconds() * 1000)
+            beat = HeartbeatLine(at.epoch, serial, digest, now_ms, context.log.head.serial)
+            self.write(encode_line(HEARTBEAT, beat))
 
     def write(self, data: bytes) -> None:
         self.begin()

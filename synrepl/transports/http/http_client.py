@@ -91,13 +91,15 @@ class HttpClient:
         found: bytes = await self._within(self.timeout if timeout is None else timeout, read(), url)
         return found
 
-    async def open(self, request: HttpRequest, *, wait: float = 0.0) -> Any:
+    async def open(
+        self, request: HttpRequest, *, wait: float = 0.0, headers: Mapping[str, str] = NO_HEADERS
+    ) -> Any:
         """Return the response if its status is 200, its body unread; else raise `HttpError`.
 
         `wait` adds to the timeout, in seconds.
         """
         url = request.url(self.base_url)
-        return await self._within(self.timeout + wait, self._open(request.method, url), url)
+        return await self._within(self.timeout + wait, self._open(request.method, url, headers=headers), url)
 
     async def send(
         self,

@@ -246,6 +246,35 @@ def test_another_filter_is_another_copy_and_the_old_one_is_served_meanwhile() ->
     assert Filter.of(streams=("events",)) == b.publisher.read_gate.filter
 
 
+def test_another_filter_gives_up_no_fact_that_only_this_copy_has() -> None:
+    """A former primary, whose last facts nobody received, follows the new one as a copy of some streams."""
+    cluster = FakeCluster()
+    a = cluster.node("a", listed=["a", "b"])
+    b = cluster.node("b", "a", listed=["a", "b"])
+    cluster.pass_(3)
+    cluster.wrote(a, 3)
+    cluster.pass_(1)
+    b.kill()
+    cluster.wrote(a, 4)
+    a.kill()
+    cluster.start(b)
+    cluster.promote(b, force=True)
+    cluster.wrote(b, 9)
+    a.upstream = "b"
+    a.settings = replace(a.settings, upstream_streams=("push_rules",))
+    cluster.start(a)
+    cluster.pass_(5)
+    assert a.replica is not None
+    assert ("stopped", 7) == (a.replica.state, a.log.head.serial)
+    assert a.replica.why.startswith("fork: ")
+
+    cluster.resync(a)
+    cluster.pass_(5)
+    assert [4, 5, 6, 7] == [fact.serial for fact in a.leftover_facts]
+    assert [] == a.engine.facts
+    assert a.log.position == b.log.position
+
+
 def test_a_copy_that_was_cut_off_goes_on_under_its_own_filter_only() -> None:
     """Half of another choice is not a half of this one, though the upstream would go on with it."""
     cluster, a, b, counting = built(cut_after=8)

@@ -4,6 +4,7 @@ from typing import Final
 
 WORLDS: Final = {
     "replicas": "tests.replicas.simulation.replicas:ReplicaSimulation",
+    "stalls": "tests.replicas.simulation.stalls:StallSimulation",
     "restarts": "tests.replicas.simulation.restarts:RestartSimulation",
     "disks": "tests.replicas.simulation.disks:DiskSimulation",
     "acks": "tests.replicas.simulation.acks:AcksSimulation",

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -234,7 +235,7 @@ class ReplicaSimulation(SeededRun):
                 upstream_streams=tuple(wants) if name == "d" else None,
                 resync_on_fork=chance.random() < 0.2,
                 lease_seconds=lease_seconds,
-                disk_delay=lambda: self.chance.uniform(0.0002, 0.004),
+                disk_delay=partial(self._disk_delay, name),
                 jitter=lambda: self.chance.uniform(0.7, 1.3),
                 ring_bytes=chance.choice([500, 20_000, 8_000_000]),
                 can_reach=self._reaches,
@@ -808,6 +809,10 @@ class ReplicaSimulation(SeededRun):
             self._is_striking = True
             self.clock.callLater(self.chance.uniform(0, 0.001), self._strike)
         return self.chance.uniform(0.0005, self.slow)
+
+    def _disk_delay(self, name: str) -> float:
+        """How long one step of this node's disk lasts."""
+        return self.chance.uniform(0.0002, 0.004)
 
     def _question_delay(self) -> float:
         """How long a question to another daemon, or its answer, is under way; some are lost."""
