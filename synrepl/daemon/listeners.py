@@ -83,15 +83,15 @@ class Listeners:
             followers = LateFactory("followers", partial(self._make_publisher, context, keys, most))
             self._logger.info(
                 "followers: listening at {address}, dialect {dialect}",
-                address=_endpoint_of(await self._listen(description, followers, self.ports)),
+                address=_endpoint_of(await self._listen(description, followers, self.ports, most)),
                 dialect=settings.dialect.name if settings.dialect is not None else "auto",
             )
         http = LateFactory("http", partial(self._make_site, context, keys, most))
-        port = await self._listen(settings.http, http, self.ports)
+        port = await self._listen(settings.http, http, self.ports, most)
         self._logger.info("http: listening at {address}", address=_endpoint_of(port))
         for other in self._others:
             limited = LimitedFactory(other.factory, most, self._reactor, last_words=other.last_words(most))
-            port = await self._listen(other.endpoint, limited, self._other_ports)
+            port = await self._listen(other.endpoint, limited, self._other_ports, most)
             self._logger.info("{name}: listening at {address}", name=other.name, address=_endpoint_of(port))
 
     def _make_publisher(self, context: SiteContext, keys: Keyring, most: int) -> IProtocolFactory:
@@ -127,15 +127,17 @@ class Listeners:
         return LimitedFactory(self._site, most, self._reactor, last_words=refusal)
 
     async def _listen(
-        self, description: str, factory: IProtocolFactory, ports: list[IListeningPort]
+        self, description: str, factory: IProtocolFactory, ports: list[IListeningPort], most: int
     ) -> IListeningPort:
         try:
-            endpoint = server_endpoint(self._reactor, description)
+            endpoint: Any = server_endpoint(self._reactor, description)
+            if (tls := getattr(endpoint, "tls", None)) is not None:
+                endpoint.most = most
             port: IListeningPort = await endpoint.listen(factory)
         except (CannotListenError, OSError) as error:
             raise ConfigError(f"cannot listen at {description}: {_reason(error)}") from error
         ports.append(port)
-        self._tls.append(getattr(endpoint, "tls", None))
+        self._tls.append(tls)
         return port
 
     def address(self) -> Address:

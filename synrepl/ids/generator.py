@@ -81,8 +81,9 @@ class MultiWriterIdGenerator:
     `stream.writers`. `clock` is the reactor. PostgreSQL notifies `channel` when the generator has stored a
     position, and ``synrepl`` when a `WriterSession` has.
 
-    Call `start` first, or let a `WriterSession` do so. Then reserve ids around the code that writes the
-    facts, with `next` or `next_many`, or inside a transaction of your own, with `within`::
+    Call `start` first, or let a `WriterSession` do so: with several writers each needs one, as one that has
+    stored no position is not known to those that start later. Then reserve ids around the code that writes
+    the facts, with `next` or `next_many`, or inside a transaction of your own, with `within`::
 
         table = synrepl.IdTable(name="notes")
         stream = synrepl.IdStream(name="notes", sequence="notes_seq", tables=(table,), writers=("w1",))

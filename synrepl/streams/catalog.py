@@ -217,7 +217,9 @@ PUBLIC_ROOMS = Stream(
 class DeviceList:
     """The devices of a user changed.
 
-    From 1.13 to 1.109 `user_id` is called ``entity``, and may also be the name of a server to notify.
+    From 1.13 to 1.109 `user_id` is called ``entity``, and may also be the name of a server to notify. With
+    `is_signature` the user signed keys, and no device changed. A row replaces only rows that agree with it in
+    all fields, `destination` included.
     """
 
     user_id: str
@@ -225,10 +227,15 @@ class DeviceList:
     hosts_calculated: Annotated[Bool, Since("1.110", default=False)]
 
 
+def _device_list_key(row: DeviceList) -> tuple[Hashable, ...]:
+    # Receivers drop other caches for each of these, and a sender of 1.0 needs every destination.
+    return (row.user_id, row.is_signature, row.hosts_calculated, getattr(row, "destination", None))
+
+
 DEVICE_LISTS = Stream(
     "device_lists",
     DeviceList,
-    key="user_id",
+    key=_device_list_key,
     any_writer=True,
     gone=[Gone("destination", after="user_id", until="1.13", default=None, type=str | None, kept=True)],
 )

@@ -126,6 +126,10 @@ class ReplicationProtocol(LineOnlyReceiver):
 
     def connectionMade(self) -> None:
         self.metrics.connections.inc()
+        if self.session.closed:
+            # Given up before it was made, as during a handshake: it would read nothing and have no timeout.
+            self.transport.abortConnection()
+            return
         # Rows are small writes. Nagle's algorithm would delay each of them by tens of milliseconds.
         if set_no_delay := getattr(self.transport, "setTcpNoDelay", None):
             set_no_delay(True)

@@ -71,37 +71,53 @@ class RejectedConnection(Protocol):
         self.transport.abortConnection()
 
 
-class LimitedFactory(WrappingFactory):
-    """Serves at most `most` connections of a factory; further ones get `last_words` and are closed."""
+class ConnectionLimit:
+    """Rejects connections of a listener that has `most` of them; they get `last_words` and are closed."""
 
-    noisy = False
     _logger = Logger()
 
-    def __init__(
-        self, wrapped: IProtocolFactory, most: int, clock: IClock, *, last_words: bytes = b""
-    ) -> None:
-        super().__init__(wrapped)
+    def __init__(self, most: int, clock: IClock, *, last_words: bytes = b"") -> None:
         self._most = most
         self._clock = clock
         self._last_words = last_words
         self._lingering: set[RejectedConnection] = set()
         self._limited_logger = LimitedLogger(self._logger, clock)
 
+    def reject(self, addr: IAddress | None, count: int) -> RejectedConnection | None:
+        """Return what becomes of a connection beyond so many; None if it can be served."""
+        if count < self._most:
+            return None
+        self._limited_logger.warn(
+            "rejecting {peer}: this listener has {most} connections, its limit"
+            " (raise LimitNOFILE, or ulimit -n, for more)",
+            peer=str(addr),
+            most=self._most,
+        )
+        return RejectedConnection(self._last_words, self._clock, self._lingering)
+
+    def stop(self) -> None:
+        """Log what was held back."""
+        self._limited_logger.stop()
+
+
+class LimitedFactory(WrappingFactory):
+    """Serves at most `most` connections of a factory; further ones get `last_words` and are closed."""
+
+    noisy = False
+
+    def __init__(
+        self, wrapped: IProtocolFactory, most: int, clock: IClock, *, last_words: bytes = b""
+    ) -> None:
+        super().__init__(wrapped)
+        self._limit = ConnectionLimit(most, clock, last_words=last_words)
+
     def logPrefix(self) -> str:
         prefix: str = self.wrappedFactory.logPrefix()
         return prefix
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
-        if len(self.protocols) >= self._most:
-            self._limited_logger.warn(
-                "rejecting {peer}: this listener has {most} connections, its limit"
-                " (raise LimitNOFILE, or ulimit -n, for more)",
-                peer=str(addr),
-                most=self._most,
-            )
-            return RejectedConnection(self._last_words, self._clock, self._lingering)
-        return super().buildProtocol(addr)
+        return self._limit.reject(addr, len(self.protocols)) or super().buildProtocol(addr)
 
     def stopFactory(self) -> None:
-        self._limited_logger.stop()
+        self._limit.stop()
         super().stopFactory()

@@ -384,6 +384,7 @@ class FollowerFactory(ReconnectingClientFactory):
         self._limited_logger.stop()
 
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
+        self.current = None
         self._patience_timer.stop()
         if self.continueTrying:
             is_silent = reason.check(defer.CancelledError) is not None
@@ -414,8 +415,8 @@ class FollowerFactory(ReconnectingClientFactory):
             self.clientConnectionLost(self.connector, reason)
 
     def _give_up(self) -> None:
-        """The server has not greeted in time."""
-        if self.current is not None:
+        """The server has not greeted in time, or not completed the TLS handshake."""
+        if self.current is not None and self.current.connected:
             self.current.abort()
         elif self.connector is not None:
             self.connector.stopConnecting()

@@ -21,6 +21,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import clientFromString, serverFromString
 from twisted.internet.error import ConnectError, ConnectionLost
 from twisted.internet.interfaces import (
+    IAddress,
     IHandshakeListener,
     IListeningPort,
     IProtocol,
@@ -39,6 +40,7 @@ from synrepl.base.time import Timer
 from synrepl.errors import ConfigError
 from synrepl.transports.endpoints import join
 from synrepl.transports.failures import address_text
+from synrepl.transports.limits import LINGERING, MAX_CONNECTIONS, ConnectionLimit
 from synrepl.transports.tls import ClientTls, ServerTls, TlsFiles, is_permanent
 from synrepl.wire.text import printable
 
@@ -121,14 +123,37 @@ class _TlsFactory(WrappingFactory):
         super().__init__(self.wrapped)
 
 
+class _LimitedTls(TLSMemoryBIOFactory):
+    """TLS for a limited number of connections, those that are in the handshake included.
+
+    The wrapped factory knows a connection only when its handshake is complete.
+    """
+
+    def __init__(self, tls: ServerTls, wrapped: IProtocolFactory, clock: Any, most: int) -> None:
+        super().__init__(tls, False, wrapped, clock)
+        self._limit = ConnectionLimit(most, clock)
+
+    def buildProtocol(self, addr: IAddress | None) -> Any:
+        return self._limit.reject(addr, len(self.protocols)) or super().buildProtocol(addr)
+
+    def stopFactory(self) -> None:
+        self._limit.stop()
+        super().stopFactory()
+
+
 @implementer(IStreamServerEndpoint)
 @dataclass(eq=False)
 class TlsServerEndpoint:
-    """Listens with TLS on a plain endpoint. `tls.reload` reads its files again."""
+    """Listens with TLS on a plain endpoint. `tls.reload` reads its files again.
+
+    Beyond `most` connections, in the handshake or after it, it serves `LINGERING` more, which the factory may
+    tell why it rejects them. Further ones are closed.
+    """
 
     plain: IStreamServerEndpoint
     tls: ServerTls
     reactor: Any
+    most: int = MAX_CONNECTIONS
     _logger: ClassVar = Logger()
 
     def listen(self, factory: IProtocolFactory) -> "Deferred[IListeningPort]":
@@ -138,7 +163,7 @@ class TlsServerEndpoint:
             explain=lambda transport, error: self.tls.explain(transport.getHandle(), error),
             on_failed=self._refused,
         )
-        outer = TLSMemoryBIOFactory(self.tls, False, inner, self.reactor)
+        outer = _LimitedTls(self.tls, inner, self.reactor, self.most + LINGERING)
         listening: Deferred[IListeningPort] = self.plain.listen(outer)
         return listening
 

@@ -260,6 +260,6 @@ class CommandForm:
                 if member is None and isinstance(field.kind, Rest) and field.kind.optional:
                     continue
                 parts.append(field.kind.format(member, self._dialect))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise LocalProtocolError(f"cannot format {self.command.NAME}: {field.name} {error}") from error
         return b" ".join(parts)

@@ -226,7 +226,7 @@ class Body(JsonValue):
 
 
 class JsonArray(JsonValue):
-    """A JSON array of exactly `length` items, to the end of the line."""
+    """A JSON array of exactly `length` items, texts, numbers and the like, to the end of the line."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -237,4 +237,7 @@ class JsonArray(JsonValue):
         if not isinstance(value, list) or len(value) != self._length:
             # The value is not shown: USER_IP contains an access token.
             raise ValueError(f"must be a JSON array of {self._length} items")
+        if any(isinstance(item, list | dict) for item in value):
+            # Nested deeply, it could be read in one place, and not be written in another.
+            raise ValueError("must not have arrays or objects in its array")
         return value

@@ -1,4 +1,4 @@
-"""Keys of declared streams in the pipeline."""
+"""Keys of streams in the pipeline."""
 
 from synrepl.pipeline.keys import KeyExtractor
 
@@ -16,3 +16,14 @@ def test_a_declared_stream_has_keys() -> None:
     assert keys.extract("notes", ['[{"id":7}]']) == ["[7]"]
     assert keys.extract("of-a-later-release", ["[1]"]) == [None]
     assert KeyExtractor().extract("packages", ['["twisted",5]']) == [None]
+
+
+def test_rows_of_device_lists_have_the_keys_of_their_kinds() -> None:
+    """A snapshot keeps the last of each; rows that an earlier release archived keep their old key."""
+    rows = ('["@a:h",false,false]', '["@a:h",true,false]', '["@a:h",false,false,"far"]', '["@a:h"]')
+    assert KeyExtractor().extract("device_lists", [*rows]) == [
+        '["@a:h",false,false,null]',
+        '["@a:h",true,false,null]',
+        '["@a:h",false,false,"far"]',
+        '["@a:h",false,false,null]',
+    ]

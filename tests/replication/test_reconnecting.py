@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from twisted.internet.defer import fail
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ConnectionRefusedError as Refused
 from twisted.internet.protocol import Factory, ReconnectingClientFactory
+from twisted.internet.testing import StringTransport
 
 from synrepl.base.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
@@ -149,6 +150,68 @@ def test_a_position_after_stop_does_not_begin_again() -> None:
     attempts.wait(60)
 
     assert 1 == len(servers)
+
+
+class Handshaking:
+    """As an endpoint with TLS: it makes the protocol, which is connected after the handshake, or never."""
+
+    def __init__(self) -> None:
+        self.protocols: list[Any] = []
+        self.given_up: list[Any] = []
+
+    def connect(self, factory: Factory) -> Any:
+        protocol = factory.buildProtocol(None)
+        self.protocols.append(protocol)
+        return Deferred(lambda _: self.given_up.append(protocol))
+
+
+def handshaking() -> tuple[Attempts, Handshaking]:
+    """A follower whose first server accepts, and says no word of TLS."""
+    attempts, silent = Attempts("silent", "b"), Handshaking()
+    attempts.factory.connect(
+        {"silent": silent, "b": MemoryEndpoint(attempts.network, "worker", "b")}  # type: ignore[dict-item]
+    )
+    return attempts, silent
+
+
+def test_a_server_that_does_not_complete_the_handshake_is_left() -> None:
+    """After the time that each of several addresses has to greet, and not after that of the handshake."""
+    attempts, silent = handshaking()
+    servers = raw_server(attempts.network, "b")
+    attempts.wait(4)
+
+    assert [(0.0, "silent"), (3.01, "b")] == attempts.tried
+    assert silent.protocols == silent.given_up
+    assert servers[0].is_connected
+    attempts.factory.stop()
+
+
+def test_stop_gives_up_a_handshake() -> None:
+    """There is no connection to close yet."""
+    attempts, silent = handshaking()
+    attempts.wait(1)
+
+    attempts.factory.stop()
+    attempts.wait(60)
+
+    assert silent.protocols == silent.given_up
+    assert [(0.0, "silent")] == attempts.tried
+    assert [] == attempts.clock.getDelayedCalls()
+
+
+def test_a_connection_that_was_given_up_before_it_was_made_is_aborted() -> None:
+    """Its session has ended: it would read nothing, send nothing and have no timeout, and stay for good."""
+    attempts = Attempts()
+    attempts.start()
+    protocol = attempts.factory.buildProtocol(None)
+    transport = StringTransport()
+
+    protocol.abort()
+    protocol.makeConnection(transport)
+
+    assert transport.disconnecting
+    assert b"" == transport.value()
+    assert not attempts.factory.follower.is_connected
 
 
 def test_a_connector_that_fails_at_once_does_not_recurse() -> None:

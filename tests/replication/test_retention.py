@@ -76,6 +76,8 @@ def test_rows_have_the_keys_that_their_stream_declares() -> None:
     assert 3 == len(found)
     assert found[0] == found[1] != found[2]
     assert keys("unknown", b"[]") is None
+    kinds = b'[["@u:h",false,false],["@u:h",true,false],["@u:h",false,true],["@u:h",false,false,"far"]]'
+    assert 4 == len(set(keys("device_lists", kinds) or ()))
 
 
 def test_only_facts_older_than_the_retention_are_trimmed() -> None:

@@ -270,6 +270,24 @@ class Contract(Case):
         engine.close()
         self.assertEqual(place(facts[9]), self.opened().head().trimmed_upto)
 
+    def test_a_log_that_was_trimmed_by_a_coarser_key_keeps_all_of_the_finer_ones(self) -> None:
+        """A later release tells rows apart that were one: what is left of the old key stays as well."""
+        engine, facts = self.filled(*[("devices", [n]) for n in (2, 4, 1, 3, 1, 3, 2, 4)])
+
+        def coarse(stream: str, rows: bytes) -> list[bytes]:
+            return [str(row[0] % 2).encode() for row in msgspec.json.decode(rows, type=list[list[int]])]
+
+        engine.trim(4, coarse, 100)
+        self.assertEqual([2, 4, 5, 6, 7, 8], self.serials(engine))
+        engine.close()
+        engine = self.opened()
+        self.addCleanup(engine.close)
+        self.trim(engine, 6, 1)
+        self.assertEqual([2, 4, 5, 6, 7, 8], self.serials(engine))
+        engine.commit(made([("devices", [1])], after=facts), [])
+        self.trim(engine, 9)
+        self.assertEqual([2, 4, 6, 7, 8, 9], self.serials(engine))
+
     def test_keys_that_cannot_be_told_leave_everything_as_it_is(self) -> None:
         """A slice is done whole or not at all."""
         engine, _ = self.filled(*[("devices", [1]) for n in range(4)])

@@ -1,6 +1,7 @@
 """Codecs: lines to commands and back, as each release writes them."""
 
 import tracemalloc
+from typing import Any
 
 import pytest
 
@@ -153,6 +154,10 @@ BAD_LINES = [
     (CURRENT, b"USER_IP @a:b {}", "cannot parse USER_IP: seen must be a JSON array of 5 items"),
     (CURRENT, b"USER_IP @a:b [1,", "cannot parse USER_IP: seen must be JSON: Input data was truncated"),
     (CURRENT, b"LOCK_RELEASED " + b"[" * 5000, "cannot parse LOCK_RELEASED: lock must be JSON"),
+    *(
+        (CURRENT, b'LOCK_RELEASED ["i","n",%b]' % key, "cannot parse LOCK_RELEASED: lock must not have array")
+        for key in (b"[]", b'{"a":1}', b"[" * 900 + b"]" * 900)
+    ),
     (
         LEGACY,
         b"REPLICATE",
@@ -212,6 +217,16 @@ def test_a_command_of_another_release_is_parsed_but_never_sent() -> None:
     assert codec.parse(b'INVALIDATE_CACHE f ["k"]') == InvalidateCache(cache="f", keys=["k"])
     with pytest.raises(LocalProtocolError):
         codec.format(LockReleased(lock=["i", "n", "k"]))
+
+
+def test_a_value_that_is_nested_too_deeply_is_not_sent() -> None:
+    """It is no error of the connection, which a RecursionError would end."""
+    nested: Any = []
+    for _ in range(5000):
+        nested = [nested]
+
+    with pytest.raises(LocalProtocolError, match="cannot format INVALIDATE_CACHE: keys"):
+        Codec(LEGACY, ours=CLIENT, theirs=SERVER).format(InvalidateCache(cache="f", keys=nested))
 
 
 def test_positions_have_two_three_or_four_words() -> None:

@@ -169,7 +169,10 @@ class FollowedServer:
                 self.events.emit(FollowerEvent(kind="error", text=text, code=code))
             assert not isinstance(command, RdataRun)
             for subscriber in self.command_subscribers.get(type(command), ()):
-                subscriber(command)
+                try:
+                    subscriber(command)
+                except Exception as error:  # what follows in this read must not depend on it
+                    self.events.report_failure(error, "", f"a function for {command.NAME}")
         self._update_current()
         if self.saver.has_new_writer:
             self.saver.save_at_once()

@@ -232,7 +232,8 @@ class Follower:
     def on_command(self, command: type[C]) -> Callable[[Callable[[C], None]], Callable[[C], None]]:
         """Decorator: call this function with each command of this type, such as `RemoteServerUp`.
 
-        Commands are not stored: those sent while disconnected are lost. RDATA is not included: use `on`.
+        Commands are not stored: those sent while disconnected are lost. RDATA is not included: use `on`. What
+        the function raises is logged, and an event of the kind ``error``; it is not called again.
         """
 
         def subscribe(subscriber: Callable[[C], None]) -> Callable[[C], None]:

@@ -1072,6 +1072,25 @@ class TestSubscribers:
 
         assert got == ["example.org"]
 
+    def test_what_a_function_of_commands_raises_is_told_and_the_rest_of_the_read_goes_on(self) -> None:
+        """Or facts would be lost: those of the same read, which the server has sent."""
+        setup = Setup(CURRENT, "to_device")
+        setup.hears("POSITION to_device master 1 1")
+        got: list[str] = []
+
+        @setup.follower.on_command(RemoteServerUp)
+        def fail(command: RemoteServerUp) -> None:
+            raise ValueError(command.server)
+
+        setup.follower.on_command(RemoteServerUp)(lambda command: got.append(command.server))
+        setup.hears("REMOTE_SERVER_UP example.org", 'RDATA to_device master 2 ["@b:hs"]')
+
+        assert got == ["example.org"]
+        assert {"master": 2} == setup.follower.positions()["to_device"]
+        (told,) = [event.text for event in setup.events if event.kind == "error"]
+        assert "a function for REMOTE_SERVER_UP failed: ValueError('example.org')" == told
+        assert setup.follower.is_connected
+
     def test_a_command_sent_while_not_connected_is_an_error_not_a_silence(self) -> None:
         """Real current workers drop it without a word."""
         setup = Setup(CURRENT, "to_device")
