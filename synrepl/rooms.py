@@ -96,10 +96,6 @@ class Room:
         """The streams that its `Part.fact_source` brings, with their tokens: nobody can post to them."""
         return ()
 
-    def restores(self, settings: Any) -> bool:
-        """Whether its `build` restores an empty log from a copy of an earlier time."""
-        return False
-
     def routes(self) -> "Sequence[Route]":
         """Its routes of the HTTP API."""
         return ()

@@ -121,7 +121,7 @@ BACKUP_PREFIX: Final = "backup:"
 """The uuid of a backup begins with this: it reads as a replica does, and can be none."""
 
 RESTORED_PREFIX: Final = "00000000-"
-"""The uuid of a log that was restored from a copy begins with this, and so orders below others: a replica
+"""The uuid of a log that was restored from a backup begins with this, and so orders below others: a replica
 that was promoted meanwhile is primary in an epoch of the same number, and stays."""
 
 

@@ -286,8 +286,6 @@ class Daemon(Service):
             engine = engine_for(database)
         except StorageError as error:
             raise ConfigError(f"cannot open the log: {error}") from error
-        is_restored = any(room.restores(self.settings) for room in wanted_rooms(self.settings))
-        engine.is_restored = is_restored and not self._is_copy
         log = Log(
             engine,
             ReactorThread(self.reactor, "log writing"),

@@ -28,10 +28,6 @@ class PipelineRoom(Room):
     def is_wanted(self, settings: Any) -> bool:
         return settings.snapshot is not None
 
-    def restores(self, settings: Any) -> bool:
-        """With a snapshot, without which it is not wanted."""
-        return True
-
     async def build(self, daemon: "DaemonParts") -> None:
         """Restore the snapshot: nothing of it runs afterwards."""
         try:

@@ -96,7 +96,7 @@ class RoleState(NamedTuple):
 def judge(claim: Claim, own: RoleState) -> ClaimVerdict:
     """Return the effect of a claim that is believed.
 
-    Primaries are ordered by epoch, then by uuid; the highest one stays. A log that was restored from a copy
+    Primaries are ordered by epoch, then by uuid; the highest one stays. A log that was restored from a backup
     has a low uuid (`RESTORED_PREFIX`).
     """
     if claim.uuid == own.uuid:
