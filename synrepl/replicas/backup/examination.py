@@ -9,8 +9,8 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.replicas.backup.backup_folder import IDENTITY, BackupFolder
-from synrepl.replicas.backup.file_names import FileNames
 from synrepl.replicas.backup.part_codec import CopyState, Damage, PartHead, PartScan
+from synrepl.replicas.backup.referred_files import ReferredFiles
 from synrepl.storage.private_files import map_path_errors
 
 BLOCK: Final = 1024 * 1024
@@ -82,7 +82,7 @@ class Examiner:
         self._found = BackupContents()
         self._ends: dict[int, int] = {}
         """Where the last mark of each part ends."""
-        self._names: dict[int, FileNames] = {}
+        self._names: dict[int, ReferredFiles] = {}
         """The names of files in each copy."""
 
     def examine(self, *, with_files: bool = True) -> BackupContents:
@@ -122,7 +122,7 @@ class Examiner:
         Returns the digest of this one; None if it is damaged.
         """
         found, path = self._found, self._folder.part_path(number)
-        names: FileNames | None = None
+        names: ReferredFiles | None = None
         unmarked: list[bytes] = []
         why = ""
         with map_path_errors("read", path), path.open("rb") as file:
@@ -192,15 +192,15 @@ class Examiner:
 
     # -- files ---------------------------------------------------------------------------------------------
 
-    def _names_of(self, number: int, head: PartHead | None, before: str | None) -> FileNames:
+    def _names_of(self, number: int, head: PartHead | None, before: str | None) -> ReferredFiles:
         """Return the names of the copy to which a part belongs; new ones if it begins one."""
         assert head is not None
         begins = head.state == CopyState()
         if head.number != number or not (begins or before == head.before):
-            return FileNames()  # the part does not count
+            return ReferredFiles()  # the part does not count
         if begins:
-            self._names[head.copy] = FileNames()
-        return self._names.setdefault(head.copy, FileNames())
+            self._names[head.copy] = ReferredFiles()
+        return self._names.setdefault(head.copy, ReferredFiles())
 
     def _check_files(self, *, with_hashes: bool) -> None:
         found = self._found

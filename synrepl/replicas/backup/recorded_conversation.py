@@ -11,8 +11,8 @@ from synrepl.base.interfaces import IThread
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.replicas.backup.backup_folder import BackupFolder
 from synrepl.replicas.backup.examination import RecordedCopy
-from synrepl.replicas.backup.file_names import FileNames
 from synrepl.replicas.backup.part_codec import Damage, PartScan
+from synrepl.replicas.backup.referred_files import ReferredFiles
 from synrepl.replicas.command_forwarder import Numbered
 from synrepl.replicas.relay.snapshot_codec import SnapshotDecoder, read_meta
 from synrepl.replicas.replica.conversation import Event, Facts, IConversation, SnapshotFacts, SnapshotMeta
@@ -108,7 +108,7 @@ class RecordedConversation(IConversation):
         """Where what was said so far ends."""
         self.committed_ms = 0
         """When the newest fact of what was said was committed."""
-        self.names = FileNames()
+        self.names = ReferredFiles()
         """The names of files after what was said."""
         self.on_channel = lambda data: None
         self.on_space = lambda: None

@@ -1,4 +1,4 @@
-"""FileNames: which files the rows of a log refer to, fact by fact."""
+"""ReferredFiles: which files the rows of a log refer to, fact by fact."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -11,7 +11,7 @@ from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
 
 
-class FileNames:
+class ReferredFiles:
     """The names that facts give to files, as they are after the last fact that was taken.
 
     They are those of the stream ``files``; and in rows of declared streams, each column of the type ``file``
