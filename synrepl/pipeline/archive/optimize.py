@@ -48,7 +48,8 @@ def optimize(
     `vacuum`. Raises `BadArchive` if another job has merged the same files meanwhile.
     """
     table = ArchiveTable(store)
-    plans = plan_merges(table.files, target_bytes=target_bytes, fewest=fewest)
+    upto = table.end.compacted_upto
+    plans = plan_merges(table.files, target_bytes=target_bytes, fewest=fewest, compacted_upto=upto)
     merged = made = size = 0
     for some in _rounds(plans):
         progress("merging", merged, 0)
@@ -67,8 +68,10 @@ def optimize(
     return OptimizeResult(merged=merged, made=made, bytes=size)
 
 
-def plan_merges(files: Any, *, target_bytes: int, fewest: int) -> Iterator[Any]:
+def plan_merges(files: Any, *, target_bytes: int, fewest: int, compacted_upto: int = 0) -> Iterator[Any]:
     """Yield tables of at least `fewest` adjacent small files of one stream and day, up to `target_bytes`.
+
+    Files up to `compacted_upto` are merged apart: an audit expects no serials of them, but all of the others.
 
     With `fewest` above 2, no file of a merge has more bytes than its other files together. So each rewrite
     of a fact at least doubles its file, and a fact is rewritten a few times at most.
@@ -84,6 +87,9 @@ def plan_merges(files: Any, *, target_bytes: int, fewest: int) -> Iterator[Any]:
         column = files[name]
         is_other = pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
         is_apart |= is_other.fill_null(False).to_numpy()
+    if compacted_upto:
+        is_later = files["first_serial"].to_numpy() > compacted_upto
+        is_apart |= is_later[1:] != is_later[:-1]
     bounds = np.concatenate(([0], np.nonzero(is_apart)[0] + 1, [len(files)]))
     for start in np.nonzero(np.diff(bounds) >= fewest)[0].tolist():
         first, last = bounds[start : start + 2].tolist()

@@ -87,6 +87,7 @@ def audit(
         progress("files", len(files), len(files))
     with _phase("rows", seconds):
         explain(driver, compared, progress)
+        compared.count_facts()
         _name_unproven(compared)
     if url is not None:
         with _phase("daemon", seconds):
