@@ -1,6 +1,7 @@
 """Compaction: what a snapshot holds, by a fold of another make; and what if it is cut short."""
 
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from synrepl.pipeline.snapshot.snapshot import SNAPSHOT, read_snapshot
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
-from tests.pipeline.archives import BEGAN_MS, archive, chained, paths_of, write_facts
+from synrepl.wire.position import LogPosition
+from tests.pipeline.archives import BEGAN_MS, LOG, archive, chained, paths_of, restored, write_facts
 
 PUSHER = "@a:b", "app"
 HASH = "a" * 64
@@ -270,6 +272,36 @@ def test_a_snapshot_of_something_else_is_refused(runner: Runner, tmp_path: Path)
     store.write(SNAPSHOT, b"{")
     with pytest.raises(BadArchive, match="is not a valid snapshot"):
         compacted(runner, tmp_path)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_trimmed_archive_continues_no_snapshot_unseen(
+    runner: Runner, tmp_path: Path, is_known: bool
+) -> None:
+    """It may lack the fact whose digest tells: then the epochs decide, and else the whole archive is read."""
+    common = chained([("push_rules", "w", [[f"@u{n}:h"]]) for n in range(5)])
+    fork = chained([("push_rules", "w", [[f"@fork{n}:h"]]) for n in range(5)], after=common)
+    facts, start = restored(common, [("push_rules", "w", [[f"@new{n}:h"]]) for n in range(15)])
+    archive(str(tmp_path / "archive"), [*common, *fork])
+    compacted(runner, tmp_path)
+    shutil.rmtree(tmp_path / "archive")
+    store = Store(str(tmp_path / "archive"))
+    starts = [start] if is_known else []
+    BatchCommitter(store, LOG).commit(
+        write_facts(store, [fact for fact in facts if fact.serial != 10]),
+        epoch_starts=starts,
+        now_ms=BEGAN_MS,
+        compacted_upto=LogPosition(2, 20, facts[-1].digest),
+    )
+
+    if is_known:
+        with pytest.raises(BadArchive, match=r"snapshot has facts that the log of .*archive has lost"):
+            compacted(runner, tmp_path)
+        return
+    made = compacted(runner, tmp_path)
+
+    assert made.full
+    assert folded(tmp_path) == whole(rows_of(tmp_path))
 
 
 def test_a_missing_file_is_reported(runner: Runner, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.archive.row_files import WRITTEN, read_files, within
+from synrepl.pipeline.archive.row_files import WRITTEN
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.driver import TASK, Driver, Partitions
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
@@ -27,7 +27,6 @@ from synrepl.pipeline.snapshot.fold import (
 )
 from synrepl.pipeline.snapshot.part_writer import FILE, PARTS, write_parts
 from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot, write_snapshot
-from synrepl.pipeline.source.rows import row_schema
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.table import StreamTable
 
@@ -38,7 +37,6 @@ TASK_ROWS: Final = 16 * 1024
 """Minimum number of keys per file of a small snapshot, which is split so that all cores write."""
 
 COUNTED: Final = pa.schema([MERGED.field(name) for name in ("bucket", "alive", "gone")])
-DIGESTS: Final = row_schema(("serial", "digest"))
 SUMS: Final = [("alive", "sum"), ("gone", "sum")]
 
 
@@ -72,16 +70,17 @@ def compact(
     """Advance the snapshot to the end of the archive, or of its version `as_of` (a number or a time).
 
     Reads the previous snapshot, if any, and the facts since (all facts of a stream that has lost some since);
-    with `full` the whole archive, with the same result. The files of the previous snapshot stay until the
-    next compaction, for its readers. Raises `BadArchive` unless the archive continues the snapshot, has all
-    its files, and no other job writes the snapshot.
+    with `full` the whole archive, with the same result. It does so as well if the archive lacks the last fact
+    of the snapshot, as that of a trimmed log may: nothing tells that it has the same facts. The files of the
+    previous snapshot stay until the next compaction, for its readers. Raises `BadArchive` unless the
+    archive continues the snapshot, has all its files, and no other job writes the snapshot.
     """
     began = time.monotonic()
     table = ArchiveTable(archive, as_of)
     former = read_snapshot(snapshot)
     end = table.end
     if former is not None:
-        _check(former, snapshot, table)
+        full |= not _is_continued(former, snapshot, table)
         if not full and former.serial == end.last_serial and former.epoch_starts == end.epoch_starts:
             return CompactResult(snapshot=former, seconds=round(time.monotonic() - began, 3))
     files, inputs = _plan_input(table, snapshot, None if full else former)
@@ -117,7 +116,11 @@ def compact(
     )
 
 
-def _check(former: SnapshotManifest, snapshot: Store, table: ArchiveTable) -> None:
+def _is_continued(former: SnapshotManifest, snapshot: Store, table: ArchiveTable) -> bool:
+    """Whether the archive is known to have the facts of the snapshot; raises if it has others.
+
+    The archive of a log that was trimmed since cannot tell.
+    """
     end, archive = table.end, table.store
     if (former.history, former.server_name) != (end.history, end.server_name):
         raise BadArchive(f"{snapshot} is of another history or server than {archive}: use another directory")
@@ -126,24 +129,18 @@ def _check(former: SnapshotManifest, snapshot: Store, table: ArchiveTable) -> No
             f"the archive {archive} ends at serial {end.last_serial}, before serial {former.serial} of the"
             f" snapshot {snapshot}: use the archive that it was made from, or another directory"
         )
-    known = _digest_at(table, former.serial)
+    if not end.continues(former.epoch, former.serial):
+        raise BadArchive(
+            f"{snapshot} has facts that the log of {archive} has lost: an epoch after {former.epoch}, that of"
+            f" the snapshot, began before its serial {former.serial}; use another directory for the snapshot"
+        )
+    known = table.digest_at(former.serial)
     if known is not None and known != former.digest:
         raise BadArchive(
             f"{snapshot} and {archive} have different facts: their digests of serial {former.serial} differ;"
             " use another directory for the snapshot"
         )
-
-
-def _digest_at(table: ArchiveTable, serial: int) -> str | None:
-    """Return the digest at a serial; None if the archive has no such fact."""
-    if table.end.last_serial == serial:
-        return table.end.digest
-    paths = within(table.files, serial, serial)["path"].to_pylist()
-    for rows in read_files(table.store, paths, DIGESTS):
-        found = rows["digest"].filter(pc.equal(rows["serial"], serial))
-        if len(found):
-            return str(found[0].as_py())
-    return None
+    return known is not None
 
 
 def _plan_input(
