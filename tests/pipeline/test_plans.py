@@ -69,14 +69,16 @@ class FakeDaemon:
             "head": head,
         }
 
-    def digest(self, serial: int) -> str:
+    def digest(self, serial: int) -> str | None:
+        if serial > len(self.facts_held):
+            return None
         return self.facts_held[serial - 1].digest if serial else EMPTY
 
     def get(self, route: Any, serials: Any = ()) -> Any:
         if route is DECLARED:
             return {"streams": []}
         found = {str(serial): self.digest(serial) for serial in serials}
-        return {"epoch": 1, "history": "h", "digests": found}
+        return {"epoch": 1, "serial": len(self.facts_held), "history": "h", "digests": found}
 
     def facts(self, *, since: int, upto: int, **query: Any) -> Iterator[Any]:
         found = [
@@ -104,6 +106,21 @@ def serials(daemon: Any, ranges: Sequence[SerialRange], **options: str) -> list[
         for batch in read_range(one, said, daemon)
         for serial in batch["serial"].to_pylist()
     ]
+
+
+def test_a_filtered_range_proves_its_end() -> None:
+    """Its last fact may be of another stream: the daemon is asked for the digest of the end."""
+    options = {"streams": "push_rules"}
+    facts = chained([("push_rules", "w1", ROW), ("receipts", "w1", ROW)] * 5)
+    planner = planning(daemon := FakeDaemon(facts), **options)
+    ranges = planner.ranges(*planner.closed_range())
+
+    assert len(serials(daemon, ranges, **options)) == 10, "the fake selects nothing"
+    with pytest.raises(SourceError, match="the log ends at serial 8, before serial 10"):
+        serials(FakeDaemon(facts[:8]), ranges, **options)
+    fork = FakeDaemon([*facts[:8], *chained([("push_rules", "w2", ROW)] * 2, after=facts[:8])])
+    with pytest.raises(DataLoss, match="the log was replaced since the range was planned"):
+        serials(fork, ranges, **options)
 
 
 class OlderDaemon(FakeDaemon):

@@ -7,9 +7,10 @@ that no other attempt can repeat.
 
 So a plan is made of what cannot change its meaning: serials, which are never used twice in a history, and the
 digests of the log before and after each range, which prove that the daemon that answers has the facts that
-were planned. A task that cannot prove it fails, with the reason; it never returns fewer rows. Within a range
-nothing may be missing either: without a filter serials are consecutive, and with one each fact names the
-token before it (`CompletenessCheck`).
+were planned (it is asked for the digest after a filtered range, whose last fact may not be in the answer). A
+task that cannot prove it fails, with the reason; it never returns fewer rows. Within a range nothing may be
+missing either: without a filter serials are consecutive, and with one each fact names the token before it
+(`CompletenessCheck`).
 
 If the daemon dies while a task reads, these follow:
 
@@ -310,10 +311,7 @@ class CompletenessCheck:
         if self._at != planned.upto:
             raise DataLoss(f"the response lacks serials {self._at + 1} to {planned.upto}")
         if planned.end_digest is not None and self._digest != planned.end_digest:
-            raise DataLoss(
-                f"the log was replaced since the range was planned: the digest of serial {planned.upto} was"
-                f" {planned.end_digest}, and is {self._digest}"
-            )
+            raise DataLoss(_replaced(planned, self._digest))
 
     def _check_serials(self, serials: Any) -> None:
         first = self._at + 1
@@ -373,6 +371,25 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
             [own[name] if name in own else rows[name] for name in options.columns], schema=schema
         )
     completeness.finish()
+    if not (is_all and not planned.compacted) and planned.end_digest is not None:
+        _check_end(planned, daemon.get(DIGESTS, serials=[planned.upto]))
+
+
+def _check_end(planned: SerialRange, found: Any) -> None:
+    """Check that the log has the planned end of a range whose last fact may not be in the response."""
+    digest = found["digests"][str(planned.upto)]
+    if digest is None and found["serial"] < planned.upto:
+        raise SourceError(f"the log ends at serial {found['serial']}, before serial {planned.upto}")
+    # The digest of a fact that was trimmed is unknown.
+    if digest not in (None, planned.end_digest):
+        raise DataLoss(_replaced(planned, digest))
+
+
+def _replaced(planned: SerialRange, digest: str | None) -> str:
+    return (
+        f"the log was replaced since the range was planned: the digest of serial {planned.upto} was"
+        f" {planned.end_digest}, and is {digest}"
+    )
 
 
 def _within(facts: Any, planned: SerialRange) -> Any:
