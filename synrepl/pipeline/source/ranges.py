@@ -21,7 +21,7 @@ If the daemon dies while a task reads, these follow:
    each with its digest; the daemon is not told of a commit (`StreamReader.commit` in `data_source.py`).
 
 Writing is safe in the same way: `FactSink` (`data_sink.py`) makes idempotency keys of the name of the query,
-the batch and the partition.
+the batch and the number of the file in it, which do not depend on the partitions.
 
 Planning asks only for extents (how many facts, how many bytes, up to which serial), and reads facts only to
 find the serial of a token that a query starts or ends with.
