@@ -23,8 +23,8 @@ StagedFact = tuple[str, str | None, str]
 def build_facts(lines: Iterable[dict[str, Any]], options: SourceOptions) -> Iterator[StagedFact]:
     """Yield the facts of these lines.
 
-    A line with `rows` is a fact. Consecutive lines with a `row` are one fact if they have the same `serial`,
-    or, without that column, the same stream, writer and `token`; without either column, each line is a fact.
+    A line with `rows` is a fact. Consecutive lines with a `row` are one fact if they have the same stream,
+    writer and `serial`, or, without a serial, `token`; a line without either is a fact.
     Facts without rows are skipped: they only certify the position of their writer.
     """
     numbers = count()
@@ -34,10 +34,9 @@ def build_facts(lines: Iterable[dict[str, Any]], options: SourceOptions) -> Iter
 
     def identity(line: dict[str, Any]) -> tuple[Any, ...]:
         if line.get("rows") is None:
-            if "serial" in line:
-                return ("serial", line["serial"])
-            if "token" in line:
-                return ("token", *source(line), line["token"])
+            for name in ("serial", "token"):
+                if line.get(name) is not None:
+                    return (name, *source(line), line[name])
         return ("line", next(numbers))
 
     with_rows = (line for line in lines if line.get("rows") is not None or line.get("row") is not None)
