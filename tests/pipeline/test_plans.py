@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.http_api.routes import DECLARED
+from synrepl.http_api.routes import DECLARED, STATUS
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceError
 from synrepl.pipeline.source.data_source import BatchPacer
 from synrepl.pipeline.source.offsets import BadOffset, Offset, parse_offset_request
@@ -77,6 +77,11 @@ class FakeDaemon:
     def get(self, route: Any, serials: Any = ()) -> Any:
         if route is DECLARED:
             return {"streams": []}
+        if route is STATUS:
+            clock: dict[str, Any] = {}
+            for fact in self.facts_held:
+                clock.setdefault(fact.stream, {"writers": {}})["writers"][fact.writer] = fact.token
+            return {"streams": clock}
         found = {str(serial): self.digest(serial) for serial in serials}
         return {"epoch": 1, "serial": len(self.facts_held), "history": "h", "digests": found}
 
@@ -383,6 +388,58 @@ class TestPlans:
         start = planning(FakeDaemon(self.facts), startingOffsets="latest").start()
 
         assert (40, {"push_rules": {"w1": 20}, "pushers": {"w2": 20}}) == (start.serial, start.clock)
+
+    @pytest.mark.parametrize("token", [10, 14])
+    @pytest.mark.parametrize("trimmed_upto", [30, 40])
+    def test_tokens_of_trimmed_facts_are_a_loss(
+        self, trimmed_upto: int, token: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """They were asked for; as they are if the query begins with a serial. Those read before are none."""
+        daemon = FakeDaemon(self.facts, trimmed_upto=trimmed_upto)
+        at = json.dumps({"push_rules": {"w1": token}})
+
+        with pytest.raises(
+            DataLoss, match=f"facts of writer w1 in stream push_rules after token {token} were"
+        ):
+            planning(daemon, startingOffsets=at).start()
+        assert trimmed_upto == planning(daemon, startingOffsets=at, failOnDataLoss="false").start().serial
+        assert f"after token {token} were trimmed" in caplog.text
+
+    def test_tokens_at_the_end_of_the_trimmed_part_are_no_loss(self) -> None:
+        """All after them is there. So it is for a writer that is quiet since."""
+        daemon = FakeDaemon(self.facts, trimmed_upto=30)
+        for token in (15, 16):
+            start = planning(daemon, startingOffsets=json.dumps({"push_rules": {"w1": token}})).start()
+            assert 30 == start.serial
+        daemon.trimmed_upto = 40
+        assert 40 == planning(daemon, startingOffsets='{"push_rules": {"w1": 20}}').start().serial
+
+    def test_the_earliest_token_of_all_writers_is_where_a_trimmed_log_begins(self) -> None:
+        """As `earliest` is."""
+        daemon = FakeDaemon(self.facts, trimmed_upto=30)
+        plan = planning(daemon, startingOffsets='{"push_rules": {"w1": -2}, "pushers": {"w2": -2}}')
+
+        assert list(range(31, 41)) == serials(daemon, plan.ranges(*plan.closed_range()))
+
+    @pytest.mark.parametrize("limit", [{"limit": 5}, {"limit": None}])
+    def test_the_trimmed_part_is_one_micro_batch(self, limit: dict[str, int | None]) -> None:
+        """Within it no query could go on: nothing would tell a trimmed fact from a lost one."""
+        daemon = FakeDaemon(self.facts, trimmed_upto=30)
+        options = {"compacted": "true"} | ({} if limit["limit"] else {"maxBytesPerTrigger": "100"})
+        plan = planning(daemon, **options)
+        at, ends = plan.start(), []
+        while (end := plan.end(at, **limit)) != at:
+            ends.append(end.serial)
+            at = end
+
+        assert (30, 40) == (ends[0], ends[-1])
+        assert len(ends) > 2
+
+    def test_an_end_that_the_log_does_not_have_is_an_error(self) -> None:
+        """A replica that is behind would be taken for complete."""
+        with pytest.raises(SourceError, match="the log ends at serial 40, before serial 41"):
+            planning(FakeDaemon(self.facts), endingOffsets="41").closed_range()
+        assert 40 == planning(FakeDaemon(self.facts), endingOffsets="40").closed_range()[1].serial
 
     def test_a_trimmed_log_begins_where_it_begins(self) -> None:
         """What was trimmed before a query first ran is no loss; to a query that was further back it is."""

@@ -36,7 +36,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.http_api.routes import DECLARED, DIGESTS
+from synrepl.http_api.routes import DECLARED, DIGESTS, STATUS
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient, SourceError
 from synrepl.pipeline.source.offsets import EARLIEST, LATEST, Clock, Offset
 from synrepl.pipeline.source.options import SourceOptions
@@ -111,10 +111,12 @@ class Planner:
             return self._with_proof(Offset(serial=self._serial_before(request.at_ms, trimmed_upto)))
         if request.clock is None:
             return self._with_proof(Offset(serial=trimmed_upto))
-        skip, head = self._serial_limits(request.clock, trimmed_upto)
+        skip, head = self._serial_limits(request.clock, trimmed_upto, is_start=True)
+        after = trimmed_upto
         if all(writer in skip.get(stream, {}) for stream, of in head["clock"].items() for writer in of):
-            trimmed_upto = min([head["serial"], *(serial for of in skip.values() for serial in of.values())])
-        return self._with_proof(Offset(serial=max(trimmed_upto, 0), clock=request.clock, skip=skip))
+            wanted = min([head["serial"], *(serial for of in skip.values() for serial in of.values())])
+            after = max(wanted, trimmed_upto)
+        return self._with_proof(Offset(serial=after, clock=request.clock, skip=skip))
 
     def end(self, start: Offset, *, limit: int | None, upto: int | None = None) -> Offset:
         """Return the end of a micro-batch of at most `limit` facts, not beyond `upto`; `start` for none."""
@@ -162,7 +164,10 @@ class Planner:
         return start if is_past else start.advance(self._extent(start, upto=upto))
 
     def closed_range(self) -> tuple[Offset, Offset, Clock]:
-        """Return start and end of a closed range, and the last serial of each writer with an ending token."""
+        """Return start and end of a closed range, and the last serial of each writer with an ending token.
+
+        Raises `SourceError` if the log does not have the ending serial yet.
+        """
         start = self.start()
         request = self._options.ending_timestamp or self._options.ending_offsets
         if request.word == EARLIEST:
@@ -171,6 +176,10 @@ class Planner:
         if request.at_ms is not None:
             upto = self._serial_before(request.at_ms, start.serial)
         end = self.last(start, upto)
+        if request.offset is not None and end.serial < request.offset.serial:
+            raise SourceError(
+                f"endingOffsets: the log ends at serial {end.serial}, before serial {request.offset.serial}"
+            )
         until = {} if request.clock is None else self._serial_limits(request.clock, start.serial)[0]
         return start, end, until
 
@@ -205,18 +214,23 @@ class Planner:
 
     def _extent(self, start: Offset, **query: Any) -> Any:
         compacted = self._options.compacted and not start.serial
+        given = {
+            "since": start.serial,
+            "epoch": start.epoch,
+            "digest": start.digest,
+            "history": start.history,
+            "compacted": compacted or None,
+            # The lease of `reader` retains facts after this position. Tasks do not move it: they read facts
+            # after the position.
+            "reader": self._options.reader,
+        }
         try:
-            return self._daemon.extent(
-                since=start.serial,
-                epoch=start.epoch,
-                digest=start.digest,
-                history=start.history,
-                compacted=compacted or None,
-                # The lease of `reader` retains facts after this position. Tasks do not move it: they read
-                # facts after the position.
-                reader=self._options.reader,
-                **query,
-            )
+            found = self._daemon.extent(**given, **query)
+            trimmed_upto = min(found["trimmed_upto"], query.get("upto") or found["head"])
+            if compacted and found["serial"] < trimmed_upto:
+                # Whatever the limit: where the rest begins, nothing tells a trimmed fact from a lost one.
+                found = self._daemon.extent(**given, upto=trimmed_upto)
+            return found
         except DataLoss as loss:
             if self._options.fail_on_data_loss:
                 raise
@@ -224,10 +238,13 @@ class Planner:
             _logger.warning("%s; continuing after serial %d", loss, trimmed_upto)
             return self._daemon.extent(since=trimmed_upto, **query)
 
-    def _serial_limits(self, clock: Clock, trimmed_upto: int) -> tuple[dict[str, dict[str, int]], Any]:
+    def _serial_limits(
+        self, clock: Clock, trimmed_upto: int, *, is_start: bool = False
+    ) -> tuple[dict[str, dict[str, int]], Any]:
         """Return the last serial up to the token of each writer of `clock`, and the extent of the log.
 
-        Reads facts of the writers from the daemon, when a query starts.
+        Reads facts of the writers from the daemon, when a query starts. Raises `DataLoss` if the log was
+        trimmed beyond a token at which the query is to start (`is_start`).
         """
         head = self._daemon.extent(since=trimmed_upto, compacted=True)
         found: dict[str, dict[str, int]] = {}
@@ -243,9 +260,30 @@ class Planner:
                         first = pc.index(pc.greater(batch["token"], token), True).as_py()
                         if first >= 0:
                             serial = batch["serial"][first].as_py() - 1
+                            before = batch["prev_token"][first].as_py()
+                            # A late fact names no predecessor.
+                            is_lost = token < before < batch["token"][first].as_py()
                             break
+                    else:
+                        is_lost = is_start and trimmed_upto > 0 and self._position(stream, writer) > token
+                    if is_start and trimmed_upto and is_lost:
+                        self._tell_loss(stream, writer, token, trimmed_upto)
                 found.setdefault(stream, {})[writer] = serial
         return found, head
+
+    def _position(self, stream: str, writer: str) -> int:
+        """Return the last token of a writer, whose facts may all be trimmed."""
+        of = self._daemon.get(STATUS)["streams"].get(stream) or {}
+        return int((of.get("writers") or {}).get(writer, 0))
+
+    def _tell_loss(self, stream: str, writer: str, token: int, trimmed_upto: int) -> None:
+        why = (
+            f"startingOffsets: facts of writer {writer} in stream {stream} after token {token} were trimmed,"
+            f" as the log is trimmed up to serial {trimmed_upto}"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLoss(f"{why}; begin at earliest, or set failOnDataLoss=false to skip trimmed facts")
+        _logger.warning("%s; beginning after them", why)
 
     def ranges(self, start: Offset, end: Offset, until: Clock) -> list[SerialRange]:
         """Return the ranges of the tasks between two offsets, of about equal size."""
