@@ -14,6 +14,7 @@ from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.snapshot import compact as compaction
 from synrepl.pipeline.snapshot.compact import CompactResult, compact
@@ -302,6 +303,55 @@ def test_a_trimmed_archive_continues_no_snapshot_unseen(
 
     assert made.full
     assert folded(tmp_path) == whole(rows_of(tmp_path))
+
+
+PACKAGES: list[Any] = [
+    ("packages", "w", [["hello", "1.0"], ["bye", "1.0"]]),
+    ("push_rules", "w", [["@a:h"]]),
+    ("packages", "w", [["hello", "2.0"]]),
+]
+DECLARED = ("declarations", "w", [["packages", ["name"], "kept", {"name": "str", "version": "str"}, []]])
+
+
+def forget_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Archive as a machine with an older release does, which knows no key of these streams."""
+    monkeypatch.setattr(KeyExtractor, "extract", lambda self, stream, rows: [None] * len(rows))
+
+
+def test_keys_that_the_archive_lacks_are_computed_again(runner: Runner, tmp_path: Path) -> None:
+    """Without a key a row was left out, for good. The next step knows it by the snapshot."""
+    facts = chained([DECLARED, *PACKAGES, ("pushers", "w", [pusher("k"), pusher("l")])])
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        forget_keys(monkeypatch)
+        extend(tmp_path / "archive", facts)
+    wanted = [(1, 0), (2, 1), (3, 0), (4, 0), (5, 0), (5, 1)]
+
+    made = compacted(runner, tmp_path)
+
+    assert [(serial, seq) for serial, seq, *_ in whole(rows_of(tmp_path))] == wanted
+    assert (6, []) == (made.snapshot.keys, made.unknown)
+    assert '["bye"]' in {row[2] for row in rows_of(tmp_path)}
+    more = chained(
+        [("packages", "w", [["bye", "2.0"]]), ("pushers", "w", [pusher("k", deleted=True)])], after=facts
+    )
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        forget_keys(monkeypatch)
+        extend(tmp_path / "archive", more)
+    compacted(runner, tmp_path)
+    step_by_step = rows_of(tmp_path)
+    compacted(runner, tmp_path, full=True)
+
+    assert step_by_step == rows_of(tmp_path)
+    assert [(1, 0), (3, 0), (4, 0), (5, 1), (6, 0)] == [row[:2] for row in whole(step_by_step)]
+
+
+def test_streams_that_nobody_knows_are_told(runner: Runner, tmp_path: Path) -> None:
+    """Their keys are unknown, and so are their last rows."""
+    archive(str(tmp_path / "archive"), chained(PACKAGES))
+
+    made = compacted(runner, tmp_path)
+
+    assert (["packages"], 1) == (made.unknown, made.snapshot.keys)
 
 
 def test_a_missing_file_is_reported(runner: Runner, tmp_path: Path) -> None:

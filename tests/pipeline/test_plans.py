@@ -154,6 +154,26 @@ def test_a_daemon_without_declared_streams_gives_keys_of_the_others() -> None:
         list(read_range(SerialRange(0, 1), options, daemon))  # type: ignore[arg-type]
 
 
+def test_streams_are_asked_of_a_daemon_that_has_their_declarations() -> None:
+    """A replica that is behind would list none, and the rows would have no keys."""
+    facts = chained([("push_rules", "w1", ROW)] * 3)
+    asked: list[Any] = []
+
+    class Daemon(FakeDaemon):
+        def extent(self, *args: Any, **query: Any) -> Any:
+            asked.append(query["since"])
+            return super().extent(*args, **query)
+
+        def get(self, route: Any, serials: Any = ()) -> Any:
+            asked.append(route)
+            return super().get(route, serials)
+
+    options = read_options({**URL, "columns": "key"})
+    list(read_range(SerialRange(0, 3), options, Daemon(facts)))  # type: ignore[arg-type]
+
+    assert [3, DECLARED] == asked
+
+
 class TestOffsets:
     """Offsets outlive releases in checkpoints: their text is a contract."""
 

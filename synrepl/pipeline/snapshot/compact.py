@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -11,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.archive.row_files import WRITTEN
+from synrepl.errors import RowError
+from synrepl.pipeline.archive.row_files import WRITTEN, read_files
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.driver import TASK, Driver, Partitions
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
+from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.snapshot.fold import (
     MERGED,
@@ -27,8 +30,12 @@ from synrepl.pipeline.snapshot.fold import (
 )
 from synrepl.pipeline.snapshot.part_writer import FILE, PARTS, write_parts
 from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot, write_snapshot
+from synrepl.pipeline.source.rows import row_schema
 from synrepl.pipeline.store import BadArchive, Store
+from synrepl.streams.catalog import DECLARATIONS
+from synrepl.streams.declared import StreamBody
 from synrepl.streams.table import StreamTable
+from synrepl.wire.dialect import NEWEST
 
 FILE_ROWS: Final = 256 * 1024
 """Approximate number of keys per file; the file is in memory, compressed, while it is written."""
@@ -44,7 +51,8 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
     """The current snapshot, and the cost of making it.
 
     `is_new` is false if the snapshot was kept, for lack of new facts: then no file was read. Otherwise the
-    whole archive was read (`full`), or the previous snapshot and the facts since.
+    whole archive was read (`full`), or the previous snapshot and the facts since. Rows of `unknown` streams,
+    whose keys this release cannot compute, were left out.
     """
 
     snapshot: SnapshotManifest
@@ -52,6 +60,7 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
     full: bool = False
     read_files: int = 0
     read_rows: int = 0
+    unknown: list[str] = []
     seconds: float
 
 
@@ -83,7 +92,10 @@ def compact(
         full |= not _is_continued(former, snapshot, table)
         if not full and former.serial == end.last_serial and former.epoch_starts == end.epoch_starts:
             return CompactResult(snapshot=former, seconds=round(time.monotonic() - began, 3))
-    files, inputs = _plan_input(table, snapshot, None if full else former)
+    declared = _declared(table)
+    files, inputs = _plan_input(table, snapshot, None if full else former, declared)
+    streams = pc.unique(files.filter(pc.invert(files["is_part"]))["stream"]).to_pylist()
+    extractor = KeyExtractor(msgspec.json.decode(declared))
     rows = pc.sum(files["rows"]).as_py() or 0
     progress("reading", 0, rows)
     written, keys = _write_files(driver_of(runner), inputs, files, end.last_serial, file_rows, progress)
@@ -112,6 +124,7 @@ def compact(
         full=full or former is None,
         read_files=len(files),
         read_rows=rows,
+        unknown=sorted(one for one in streams if not extractor.knows(one)),
         seconds=round(time.monotonic() - began, 3),
     )
 
@@ -143,8 +156,21 @@ def _is_continued(former: SnapshotManifest, snapshot: Store, table: ArchiveTable
     return known is not None
 
 
+def _declared(table: ArchiveTable) -> bytes:
+    """Return the streams that the archive declares, as JSON: of each name the newest declaration."""
+    found: dict[str, StreamBody] = {}
+    files = table.files
+    paths = files.filter(pc.equal(files["stream"], DECLARATIONS.name))["path"].to_pylist()
+    for rows in read_files(table.store, paths, row_schema(("row",))):
+        for text in rows["row"].drop_null().to_pylist():
+            with suppress(RowError):  # of a later release
+                declared = DECLARATIONS.decode(text.encode(), NEWEST)
+                found[declared.name] = StreamBody.of(declared)
+    return msgspec.json.encode([*found.values()])
+
+
 def _plan_input(
-    table: ArchiveTable, snapshot: Store, former: SnapshotManifest | None
+    table: ArchiveTable, snapshot: Store, former: SnapshotManifest | None, declared: bytes
 ) -> tuple[Any, FoldInput]:
     """Return the files to read, and how: the whole archive, or `former` and the facts since.
 
@@ -164,7 +190,9 @@ def _plan_input(
     of_part = {"stream": "", "last_seq": 1, "is_part": True, "after": 0}
     named = pa.Table.from_pylist([msgspec.structs.asdict(part) | of_part for part in parts], files.schema)
     checksums = {part.path: part.sha256 for part in parts}
-    return pa.concat_tables([named, files]), FoldInput(table.store, snapshot, lost, whole, checksums)
+    return pa.concat_tables([named, files]), FoldInput(
+        table.store, snapshot, lost, whole, checksums, declared
+    )
 
 
 def _write_files(
