@@ -329,6 +329,9 @@ def _follow(compared: Comparison, moves: Iterable[Move]) -> tuple[list[ChainBrea
         is_excused = _is_excused(compared, one, span, expected, after, is_known=is_known)
         if one.prev_token == expected or (is_excused and kind != "epoch_start"):
             continue
+        if kind == "epoch_start" and not is_excused:
+            # The new epoch does not explain it.
+            kind = "missing" if one.prev_token > expected else "again"
         fields = {
             name: value
             for name, value in msgspec.structs.asdict(one).items()
