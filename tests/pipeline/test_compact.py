@@ -18,7 +18,7 @@ from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.snapshot import compact as compaction
 from synrepl.pipeline.snapshot.compact import CompactResult, compact
-from synrepl.pipeline.snapshot.snapshot import SNAPSHOT, read_snapshot
+from synrepl.pipeline.snapshot.snapshot import SNAPSHOT, read_snapshot, write_snapshot
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
@@ -242,6 +242,46 @@ def test_a_crash_leaves_the_former_snapshot(
     extend(tmp_path / "archive", facts[4:])
     compacted(runner, tmp_path)
     assert ["upto=4", "upto=6"] == sorted(p.name for p in (tmp_path / "snapshot").glob("upto=*"))
+
+
+def test_of_two_jobs_at_once_one_fails_and_no_snapshot_stays_broken(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quicker one takes the files of the other for leftovers; the next run finds them missing."""
+    extend(tmp_path / "archive", chained([("push_rules", "w", [["@a:b"]])] * 4))
+
+    def other_first(*args: Any) -> None:
+        monkeypatch.setattr(compaction, "write_snapshot", write_snapshot)
+        assert compacted(runner, tmp_path).is_new
+        write_snapshot(*args)
+
+    monkeypatch.setattr(compaction, "write_snapshot", other_first)
+    with pytest.raises(BadArchive, match="another job has written a snapshot at the same time"):
+        compacted(runner, tmp_path)
+
+    again = compacted(runner, tmp_path)
+
+    assert (True, True) == (again.is_new, again.full)
+    assert [(4, True)] == rows_of(tmp_path, "serial, last")
+    assert not compacted(runner, tmp_path).is_new
+
+
+def test_a_file_of_a_job_that_began_later_is_not_removed(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has yet to write its manifest."""
+    extend(tmp_path / "archive", chained([("push_rules", "w", [["@a:b"]])] * 4))
+    later = tmp_path / "snapshot" / "upto=9" / "part-1.parquet"
+
+    def begins_later(*args: Any) -> None:
+        later.parent.mkdir()
+        later.write_bytes(b"")
+        write_snapshot(*args)
+
+    monkeypatch.setattr(compaction, "write_snapshot", begins_later)
+    compacted(runner, tmp_path)
+
+    assert later.exists()
 
 
 def fail(*args: object) -> None:

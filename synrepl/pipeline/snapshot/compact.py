@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -88,7 +89,10 @@ def compact(
     table = ArchiveTable(archive, as_of)
     former = read_snapshot(snapshot)
     end = table.end
+    there = set(_names(snapshot))
     if former is not None:
+        # Two jobs that ended at once may have left a snapshot without its files: it is made again.
+        full |= not there.issuperset(part.path for part in former.files)
         full |= not _is_continued(former, snapshot, table)
         if not full and former.serial == end.last_serial and former.epoch_starts == end.epoch_starts:
             return CompactResult(snapshot=former, seconds=round(time.monotonic() - began, 3))
@@ -117,7 +121,12 @@ def compact(
     if read_snapshot(snapshot) != former:
         raise BadArchive(f"{snapshot}: another job has written a snapshot meanwhile; run the job again")
     write_snapshot(snapshot, made)
-    _clean(snapshot, made, former)
+    _clean(snapshot, made, former, there)
+    missing = {part.path for part in made.files}.difference(_names(snapshot))
+    if missing or read_snapshot(snapshot) != made:
+        raise BadArchive(
+            f"{snapshot}: another job has written a snapshot at the same time; run the job again"
+        )
     return CompactResult(
         snapshot=made,
         is_new=True,
@@ -278,14 +287,24 @@ def _assign_ranges(buckets: Any, alive: Any, count: int) -> Any:
     return np.repeat(ranges, np.diff(buckets, prepend=-1))
 
 
-def _clean(store: Store, made: SnapshotManifest, former: SnapshotManifest | None) -> None:
-    """Remove the files that neither this snapshot nor the previous one names."""
-    named = {file.path for one in (made, former) if one is not None for file in one.files}
-    folders = {path.partition("/")[0] for path in named}
+def _names(store: Store) -> Iterator[str]:
+    """Yield the names of the files of all snapshots."""
     for folder in (name for name in store.names("") if name.startswith("upto=")):
-        if folder not in folders:
+        yield from (f"{folder}/{name}" for name in store.names(folder))
+
+
+def _clean(
+    store: Store, made: SnapshotManifest, former: SnapshotManifest | None, there: AbstractSet[str]
+) -> None:
+    """Remove the files that neither this snapshot nor the previous one names.
+
+    Only those that were `there` when the job began: later ones are of another job, which may still write its
+    manifest.
+    """
+    named = {file.path for one in (made, former) if one is not None for file in one.files}
+    gone = there - named
+    for path in gone:
+        store.remove(path)
+    for folder in {path.partition("/")[0] for path in gone}:
+        if not store.names(folder):
             store.remove_folder(folder)
-            continue
-        for path in (f"{folder}/{name}" for name in store.names(folder)):
-            if path not in named:
-                store.remove(path)
