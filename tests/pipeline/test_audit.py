@@ -21,6 +21,7 @@ from synrepl.pipeline.archive.archive import BatchCommitter
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.row_files import read_files, sha256_of, write_files
 from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.audit import audit as auditing
 from synrepl.pipeline.audit import explanation
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.audit_findings import CODES, AuditFinding, AuditResult
@@ -532,6 +533,25 @@ def test_a_daemon_that_has_the_same_is_clean(runner: Runner, place: Path) -> Non
         told = audited(runner, place, url=url)
         assert [("daemon-trimmed", "", "", None, None, 1, 10)] == named(told.findings)
         assert told.is_clean
+
+
+def test_digests_that_a_daemon_has_trimmed_are_not_collected(
+    runner: Runner, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be those of almost the whole archive, in the memory of the driver."""
+    collected: list[tuple[int, int]] = []
+    real = auditing._digests
+
+    def digests(driver: Any, compared: Any, first: int, last: int) -> Any:
+        collected.append((first, last))
+        return real(driver, compared, first, last)
+
+    monkeypatch.setattr(auditing, "_digests", digests)
+    with daemon(changed(facts_of(), 35), trimmed_upto=30) as (url, _):
+        told = audited(runner, place, url=url)
+
+    assert ("differs-from-daemon", 35) == (told.findings[0].what, told.findings[0].first_serial)
+    assert [(31, 40)] == collected
 
 
 def test_a_daemon_that_differs_is_found_out(runner: Runner, place: Path) -> None:

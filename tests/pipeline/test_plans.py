@@ -320,6 +320,24 @@ class TestPlans:
             assert min(int(parts), 40) == len(ranges)
             assert list(range(1, 41)) == serials(daemon, ranges)
 
+    def test_a_range_is_of_the_epoch_in_which_the_log_has_its_end(self) -> None:
+        """A replica in that epoch is only behind, though the offset is of the epoch before."""
+
+        class Promoted(FakeDaemon):
+            def get(self, route: Any, serials: Any = ()) -> Any:
+                return super().get(route, serials) | {"epoch": 2}
+
+        daemon = Promoted(self.facts)
+        for serial, digest, epoch in (
+            (30, None, 2),
+            (30, daemon.digest(30), 2),
+            (30, EMPTY, 1),
+            (41, None, 1),
+        ):
+            end = Offset(serial, digest=digest)
+
+            assert {epoch} == {one.epoch for one in planning(daemon).ranges(Offset(0), end, {})}
+
     def test_micro_batches_are_of_whole_facts_up_to_the_limit(self) -> None:
         """Each goes on where the last one ended; at the head there is nothing."""
         daemon = FakeDaemon(self.facts)

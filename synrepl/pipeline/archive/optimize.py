@@ -25,6 +25,10 @@ COMMIT_FILES: Final = 10_000
 """Approximate maximum number of files that one commit replaces."""
 
 
+class MergedMeanwhile(BadArchive):
+    """Another job has merged the same files."""
+
+
 class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
     """The number of merged files, and the number and bytes of the files made of them."""
 
@@ -45,7 +49,8 @@ def optimize(
     """Merge adjacent small files of each stream and day, at least `fewest` of them, up to `target_bytes`.
 
     The facts, and their order, stay the same. The merged files stay too, for readers and time travel, until
-    `vacuum`. Raises `BadArchive` if another job has merged the same files meanwhile.
+    `vacuum`. Raises `MergedMeanwhile` if another job has merged the same files, and `BadArchive` if a file is
+    damaged.
     """
     table = ArchiveTable(store)
     upto = table.end.compacted_upto
@@ -59,7 +64,7 @@ def optimize(
         try:
             table = table.replace(removed, written, now_ms=now_ms())
         except CommitConflict as error:
-            raise BadArchive(
+            raise MergedMeanwhile(
                 f"{store}: another job has merged files meanwhile: {error}; run the job again"
             ) from error
         merged, made = merged + len(removed), made + len(written)

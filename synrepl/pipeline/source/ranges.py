@@ -295,9 +295,13 @@ class Planner:
             at_most_each=options.facts_per_partition,
         )
         digests: dict[int, str | None] = {}
+        epoch = end.epoch
         for first in range(0, len(serials), MAX_SERIALS):
-            found = self._daemon.get(DIGESTS, serials=serials[first : first + MAX_SERIALS])["digests"]
-            digests.update((int(serial), digest) for serial, digest in found.items())
+            found = self._daemon.get(DIGESTS, serials=serials[first : first + MAX_SERIALS])
+            digests.update((int(serial), digest) for serial, digest in found["digests"].items())
+        if (known := digests.get(end.serial)) is not None and end.digest in (None, known):
+            # This log has the end: a daemon in the same epoch will have it too, and only a later one may not.
+            epoch = max(epoch, found["epoch"])
         may_lack = options.compacted or not options.fail_on_data_loss
         trimmed_upto = self._trimmed_upto() if may_lack else 0
         return [
@@ -307,7 +311,7 @@ class Planner:
                 history=end.history,
                 digest=digests.get(after),
                 end_digest=digests.get(upto),
-                epoch=end.epoch,
+                epoch=epoch,
                 compacted=after < trimmed_upto,
                 skip=start.skip,
                 until=until,
