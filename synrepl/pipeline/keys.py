@@ -1,4 +1,8 @@
-"""Keys of rows, computed once, when rows are read: to decode JSON in each job would be slow."""
+"""Keys of rows, computed once, when rows are read: to decode JSON in each job would be slow.
+
+What read them may have been an older release than the daemon, or have known too few declarations: a job that
+needs keys computes the missing ones again (`KeyExtractor.fill`).
+"""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -31,6 +35,12 @@ class KeyExtractor:
         for one in declared:
             with suppress(ConfigError, msgspec.ValidationError):
                 self._table |= {stream_of(msgspec.convert(one, StreamBody).declaration())}
+
+        self._keyed = pa.array([one.name for one in self._table if one.key is not None], pa.string())
+
+    def knows(self, stream: str) -> bool:
+        """Whether this is a known stream."""
+        return stream in self._table
 
     def extract(self, stream: str, rows: list[str | None]) -> list[str | None]:
         """Return the keys of rows of one stream as JSON arrays; None for rows without a known key."""
@@ -67,6 +77,23 @@ class KeyExtractor:
                 for index, key in zip(at.to_pylist(), self.extract(name, rows), strict=True):
                     found[index] = key
         return batch.set_column(position, batch.schema.field(position), pa.array(found, pa.string()))
+
+    def fill(self, rows: Any) -> Any:
+        """Return these rows (a batch or a table) with the missing keys of streams that have some."""
+        if not rows["key"].null_count:
+            return rows
+        is_lacking = pc.and_(pc.is_null(rows["key"]), pc.is_valid(rows["row"]))
+        is_lacking = pc.and_(is_lacking, pc.is_in(rows["stream"], self._keyed))
+        if not pc.any(is_lacking, min_count=0).as_py():
+            return rows
+        found = rows["key"].to_pylist()
+        for name in pc.unique(rows["stream"].filter(is_lacking)).to_pylist():
+            at = pc.indices_nonzero(pc.and_(is_lacking, pc.equal(rows["stream"], name)))
+            texts = rows["row"].take(at).to_pylist()
+            for index, key in zip(at.to_pylist(), self.extract(name, texts), strict=True):
+                found[index] = key
+        position = rows.schema.get_field_index("key")
+        return rows.set_column(position, rows.schema.field(position), pa.array(found, pa.string()))
 
 
 def _text(key: Any) -> str:

@@ -1,4 +1,10 @@
-"""The job `replay`: appends the facts of an archive to a daemon, as new facts."""
+"""The job `replay`: appends the facts of an archive to a daemon, as new facts.
+
+A repeat stores no fact twice, whatever its speed: requests and their idempotency keys depend on the archive
+only (`_blocks`). A daemon keeps a receipt of each append of a request, by the key and the number of the
+append. With a speed, the appends of a block are sent one after the other, each when it is due, under the same
+key and number.
+"""
 
 import json
 import time
@@ -7,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
-from itertools import chain, count, groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any, Final, Self
 
@@ -26,7 +32,7 @@ from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.options import SourceOptions, connection_options, read_options
 from synrepl.pipeline.source.rows import row_schema
-from synrepl.pipeline.source.staging import append_staged, build_facts, request_bodies, stage_facts
+from synrepl.pipeline.source.staging import append_staged, request_body, stage_bodies
 from synrepl.pipeline.store import Store
 from synrepl.streams.catalog import DECLARATIONS, OWN_STREAMS
 from synrepl.streams.declaration import Declaration
@@ -52,7 +58,10 @@ RUN_FACTS: Final = 500_000
 TASK_FACTS: Final = 50_000
 """Maximum facts of a part."""
 SLICE_SECONDS: Final = 0.25
-"""With a `speed`, facts that are due within a slice of this length are appended together."""
+"""With a `speed`, facts that are due within a slice of this length are appended together.
+
+Facts of one append were committed within a slice of the original time.
+"""
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,10 +102,11 @@ def replay(
     Facts without rows are skipped. Writers stay the same; tokens, serials and times are new. The streams that
     the archive declares are declared first; the other facts of `OWN_STREAMS` are skipped. `speed` is a
     multiple of the original speed; 0 is as fast as possible. The replay is idempotent for a day: a repeat
-    with equal arguments appends missing facts only, unless it has another `name` (default: made from the
-    archive and the selection). Raises `ConfigError` if the archive has no serials in this range, or the
-    daemon has another declaration of a stream, and `SourceError` (or an error of Spark that wraps it) if the
-    daemon refuses facts. What it refuses for their stream, writer or rights is found before any are stored.
+    of the same selection, at any speed, appends missing facts only, unless it has another `name` (default:
+    made from the archive and the selection). Raises `ConfigError` if the archive has no serials in this
+    range, or the daemon has another declaration of a stream, and `SourceError` (or an error of Spark that
+    wraps it) if the daemon refuses facts. What it refuses for their stream, writer or rights is found before
+    any are stored.
     """
     began = seconds()
     table = ArchiveTable(store, as_of)
@@ -125,8 +135,8 @@ def replay(
             rows = map_files(driver, its_files, partial(_read, store, parts), NUMBERED)
             ordered = driver.query("SELECT * FROM {rows} ORDER BY serial, seq", rows)
             lines = (line for batch in ordered for line in batch.to_pylist())
-            for _, of_part in groupby(lines, key=itemgetter(PART)):
-                counts += append(of_part)
+            for number, of_part in groupby(lines, key=itemgetter(PART)):
+                counts += append(of_part, parts[number].key)
         progress("replaying", parts[-1].last - after, upto - after)
     return ReplayResult(
         facts=counts.facts,
@@ -295,34 +305,70 @@ def _stage(options: SourceOptions, batches: Iterable[Any]) -> Iterator[Any]:
     for number in pc.unique(rows[PART]).to_pylist():
         its, counts = rows.filter(pc.equal(rows[PART], number)), _Counts()
         lines = (line for batch in its.to_batches() for line in batch.to_pylist())
-        files = stage_facts(build_facts(counts.counted(lines), options), options)
+        bodies = (request_body(map(_Append.posted, block)) for block in _blocks(counts.counted(lines)))
+        files = stage_bodies(bodies, options)
         values = {PART: number, "files": files, "facts": counts.facts, "rows": list(counts.rows.items())}
         yield pa.RecordBatch.from_pylist([values], STAGED)
 
 
+@dataclass(frozen=True)
+class _Append:
+    """Adjacent facts of a writer, committed from this time on, in seconds: a part of a request."""
+
+    stream: str
+    writer: str
+    at: float
+    facts: Sequence[str]
+
+    def posted(self) -> tuple[str, str, Sequence[str]]:
+        """Return what `request_body` takes."""
+        return self.stream, self.writer, self.facts
+
+    def skipped(self) -> tuple[str, str, Sequence[str]]:
+        """Return the same without facts, of which a daemon stores nothing: the next keep their numbers."""
+        return self.stream, self.writer, ()
+
+
+def _blocks(lines: Iterable[dict[str, Any]]) -> Iterator[list[_Append]]:
+    """Yield the appends of at most `BATCH_FACTS` facts each, from the ordered rows of a part."""
+    facts = (list(fact) for _, fact in groupby(lines, key=itemgetter("serial")))
+
+    def source(fact: list[dict[str, Any]]) -> tuple[str, str, int]:
+        slot = int(fact[0]["committed_at"].timestamp() / SLICE_SECONDS)
+        return fact[0]["stream"], fact[0]["writer"], slot
+
+    while some := list(islice(facts, BATCH_FACTS)):
+        block = []
+        for (stream, writer, _), run in groupby(some, key=source):
+            of = list(run)
+            texts = [f"[{','.join(line['row'] for line in fact)}]" for fact in of]
+            block.append(_Append(stream, writer, of[0][0]["committed_at"].timestamp(), texts))
+        yield block
+
+
 def _make_paced_append(
     options: SourceOptions, speed: float, pause: Callable[[float], None], seconds: Callable[[], float]
-) -> Callable[[Iterable[dict[str, Any]]], _Counts]:
-    """Return a function that appends ordered rows from the driver, each slice of time when it is due."""
+) -> Callable[[Iterable[dict[str, Any]], str], _Counts]:
+    """Return a function that appends the ordered rows of a part, under its key, each when it is due."""
     daemon = SourceClient(options)
     began: list[float] = []
-    numbers = count()
 
-    def due(fact: list[dict[str, Any]]) -> int:
-        """Return the slice of a fact. The first fact of all begins the replay."""
-        at = fact[0]["committed_at"].timestamp()
+    def due(numbered: tuple[int, _Append]) -> int:
+        """Return the slice of an append. The first of all begins the replay."""
+        at = numbered[1].at
         if not began:
             began.extend((at, seconds()))
         return int(max(0.0, at - began[0]) / speed / SLICE_SECONDS)
 
-    def append(lines: Iterable[dict[str, Any]]) -> _Counts:
+    def append(lines: Iterable[dict[str, Any]], key: str) -> _Counts:
         counts = _Counts()
-        facts = (list(fact) for _, fact in groupby(counts.counted(lines), key=itemgetter("serial")))
-        for at, some in groupby(facts, key=due):
-            pause(max(0.0, began[1] + at * SLICE_SECONDS - seconds()))
-            for body, _ in request_bodies(build_facts(chain.from_iterable(some), options), BATCH_FACTS):
-                # Not by slice: the clock of the log may go back, and a part may end within a slice.
-                posted = json.loads(body) | {"idempotency_key": f"{options.query}/{next(numbers)}"}
+        for number, block in enumerate(_blocks(counts.counted(lines))):
+            for at, some in groupby(enumerate(block), key=due):
+                pause(max(0.0, began[1] + at * SLICE_SECONDS - seconds()))
+                numbered = list(some)
+                before, appends = block[: numbered[0][0]], (one for _, one in numbered)
+                body = request_body([*map(_Append.skipped, before), *map(_Append.posted, appends)])
+                posted = json.loads(body) | {"idempotency_key": f"{options.query}/{key}/{number}"}
                 daemon.send(APPEND_BATCH.request(), json.dumps(posted).encode())
         return counts
 

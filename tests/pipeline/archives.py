@@ -67,6 +67,16 @@ def chained(given: Iterable[Given], *, step_ms: int = 60_000, after: Sequence[Fa
     return facts
 
 
+def restored(facts: Sequence[Fact], given: Iterable[Given]) -> tuple[list[Fact], EpochStart]:
+    """The same log, restored after these facts: others follow in epoch 2."""
+    found = list(facts)
+    for fact in chained(given, after=facts):
+        names = "serial", "stream", "writer", "prev_token", "token", "committed_at_ms", "rows"
+        made: dict[str, Any] = {name: getattr(fact, name) for name in names} | {"epoch": 2}
+        found.append(Fact(**made, digest=chain(found[-1].digest, **made)))
+    return found, EpochStart(2, facts[-1].serial, facts[-1].digest, 1, "restored")
+
+
 def batch_of_facts(facts: Sequence[Fact]) -> Any:
     """Facts as the record batch that a daemon answers."""
     columns = []

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -16,7 +17,7 @@ from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive import archive as archiving
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.archive.batch import Batch
-from synrepl.pipeline.archive.optimize import optimize
+from synrepl.pipeline.archive.optimize import MergedMeanwhile, optimize
 from synrepl.pipeline.archive.row_files import sha256_of
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.jobs import ignore_progress
@@ -28,7 +29,8 @@ from synrepl.replicas.routes import LEASES
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact, decode_facts
 from synrepl.wire import jsontext
-from tests.pipeline.archives import counted_by_the_manual, paths_of
+from tests.pipeline.archives import LOG, chained, counted_by_the_manual, paths_of
+from tests.pipeline.archives import archive as write_archive
 from tests.pipeline.kills import ArchiveProcess, Engine
 from tests.processes.loading import changelog, report, size
 from tests.processes.replicas import Load, Member, fill
@@ -235,6 +237,29 @@ def test_an_epoch_that_has_just_begun_is_not_missed(tmp_path: Path, monkeypatch:
         job.committer = archiving.BatchCommitter(Store(str(tmp_path)), archiving.LogIdentity("h", "s"))
 
         assert [2] == [start.epoch for start in job._epoch_starts(2)]
+
+
+def test_a_damaged_file_that_is_to_be_merged_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the end of a run, when all is archived. That another job has merged the files is no news."""
+    facts = chained([("push_rules", "w", [["@a:h"]])] * 20)
+    write_archive(str(tmp_path), facts, batch_facts=1)
+    path = tmp_path / paths_of(tmp_path)[3]
+    path.write_bytes(path.read_bytes().replace(b"PAR1", b"PAR2"))
+    with LocalDriver(threads=1) as driver:
+        options = {"url": "http://127.0.0.1:1"}
+        job = archiving._Job(driver, Store(str(tmp_path)), options, 1, ignore_progress, lambda point: None)
+        job.committer = archiving.BatchCommitter(Store(str(tmp_path)), LOG)
+
+        with pytest.raises(BadArchive, match="is damaged: its SHA-256 is"):
+            job.merge()
+
+        def meanwhile(*_: Any, **__: Any) -> None:
+            raise MergedMeanwhile
+
+        monkeypatch.setattr(archiving, "optimize", meanwhile)
+        job.merge()
 
 
 def test_an_archive_is_of_one_log(daemon: Daemon, runner: Runner, tmp_path: Path) -> None:

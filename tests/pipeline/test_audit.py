@@ -19,12 +19,14 @@ import pytest
 from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.archive import BatchCommitter
 from synrepl.pipeline.archive.optimize import optimize
-from synrepl.pipeline.archive.row_files import sha256_of
+from synrepl.pipeline.archive.row_files import read_files, sha256_of, write_files
 from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.audit import audit as auditing
 from synrepl.pipeline.audit import explanation
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.audit_findings import CODES, AuditFinding, AuditResult
 from synrepl.pipeline.runner import Runner
+from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import Store
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
@@ -255,6 +257,77 @@ def test_deep_audit_finds_a_writer_that_goes_back_in_a_trimmed_range(runner: Run
     assert [("broken-chain", "push_rules", "w2", 1, 10, 19, 19)] == told
 
 
+def trimmed_archive(place: Path, *, hole: int, across: bool) -> Store:
+    """The archive of a log trimmed to serial 20, of one writer, with a hole in its tokens at a serial.
+
+    Its files are merged; `across` the end of the trimmed part too, as releases up to 26.11.1 did.
+    """
+    store, facts = Store(str(place)), chained(("push_rules", "m", [[f"@{n}:b"]]) for n in range(60))
+    for at in range(hole - 1, 60):
+        one = facts[at]
+        facts[at] = fixed(one, facts[at - 1], prev_token=one.prev_token + 7, token=one.token + 7)
+    job, upto = BatchCommitter(store, LOG), LogPosition(1, 20, facts[19].digest)
+    job.commit(write_facts(store, facts[1:20:2]), now_ms=0, compacted_upto=upto)
+    for first in (20, 40):
+        job.commit(write_facts(store, facts[first : first + 20]), now_ms=0)
+    if across:
+        table = ArchiveTable(store)
+        files = table.files
+        rows = read_files(store, files["path"].to_pylist(), ROWS)
+        table.replace(files, list(write_files(store, rows)), now_ms=0)
+    return store
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("hole", [31, 41])
+def test_merged_files_hide_no_hole_behind_the_trimmed_part(
+    runner: Runner, tmp_path: Path, hole: int, across: bool
+) -> None:
+    """A span that began in the trimmed part counted as trimmed, up to its end."""
+    store = trimmed_archive(tmp_path, hole=hole, across=across)
+    optimize(runner, store)
+
+    for deep in (False, True):
+        (broken,) = (one for one in audited(runner, tmp_path, deep=deep).findings if one.severity == "error")
+        assert ("broken-chain", hole) == (broken.what, broken.first_serial)
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_trimmed_archive_with_merged_files_is_clean(runner: Runner, tmp_path: Path, across: bool) -> None:
+    """Whether they are merged across the end of the trimmed part or not; a later merge keeps that apart."""
+    store = trimmed_archive(tmp_path, hole=61, across=across)
+    optimize(runner, store)
+
+    assert ([1] if across else [2, 21]) == [
+        max(1, first - across) for first in ArchiveTable(store).files["first_serial"].to_pylist()
+    ]
+    for deep in (False, True):
+        assert audited(runner, tmp_path, deep=deep).is_clean
+
+
+@pytest.mark.parametrize("serial", [6, 30])
+def test_rows_that_a_merged_trimmed_archive_lacks_are_missed(
+    runner: Runner, tmp_path: Path, serial: int
+) -> None:
+    """After the trimmed part all serials are there; up to its end, the batches count the facts."""
+    trimmed_archive(tmp_path, hole=61, across=True)
+    rewritten(tmp_path, file_of(tmp_path, "push_rules", 0), without(serial))
+
+    found = {(one.what, one.first_serial) for one in audited(runner, tmp_path).findings}
+
+    assert (("table", 2) if serial <= 20 else ("missing-row", serial)) in found
+
+
+def test_files_of_the_trimmed_part_that_are_gone_are_missed(runner: Runner, tmp_path: Path) -> None:
+    """Nothing but the number of facts tells of them."""
+    table = ArchiveTable(trimmed_archive(tmp_path, hole=61, across=False))
+    table.replace(table.files.slice(0, 1), [], now_ms=0)
+
+    (lacking,) = (one for one in audited(runner, tmp_path, deep=True).findings if one.severity == "error")
+
+    assert "the files have 40 facts, but the log of the table counts 50" == lacking.sentence
+
+
 def fixed(fact: Fact, before: Fact, **changed: Any) -> Fact:
     """The same with other fields, and the digest that it should have."""
     names = "serial", "epoch", "stream", "writer", "prev_token", "token", "rows", "committed_at_ms"
@@ -460,6 +533,25 @@ def test_a_daemon_that_has_the_same_is_clean(runner: Runner, place: Path) -> Non
         told = audited(runner, place, url=url)
         assert [("daemon-trimmed", "", "", None, None, 1, 10)] == named(told.findings)
         assert told.is_clean
+
+
+def test_digests_that_a_daemon_has_trimmed_are_not_collected(
+    runner: Runner, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be those of almost the whole archive, in the memory of the driver."""
+    collected: list[tuple[int, int]] = []
+    real = auditing._digests
+
+    def digests(driver: Any, compared: Any, first: int, last: int) -> Any:
+        collected.append((first, last))
+        return real(driver, compared, first, last)
+
+    monkeypatch.setattr(auditing, "_digests", digests)
+    with daemon(changed(facts_of(), 35), trimmed_upto=30) as (url, _):
+        told = audited(runner, place, url=url)
+
+    assert ("differs-from-daemon", 35) == (told.findings[0].what, told.findings[0].first_serial)
+    assert [(31, 40)] == collected
 
 
 def test_a_daemon_that_differs_is_found_out(runner: Runner, place: Path) -> None:

@@ -123,14 +123,18 @@ def test_a_compaction_says_where_its_snapshot_is() -> None:
     """A daemon can start from there; the digest is that of the log."""
     made = SimpleNamespace(keys=2_000, rows=2_100, facts=1_900, serial=600, epoch=3, digest="0f" * 32)
 
-    lines = list(
-        jobs._compact_lines(SimpleNamespace(snapshot=made, is_new=True, read_rows=9_000, seconds=1.5))
-    )
+    done = {"snapshot": made, "is_new": True, "read_rows": 9_000, "seconds": 1.5}
+    lines = list(jobs._compact_lines(SimpleNamespace(**done, unknown=[])))
 
     assert lines == [
         "2,000 keys in 2,100 rows of 1,900 facts, from 9,000 rows, 1.5 s",
         "the snapshot is at serial 600 of epoch 3, digest 0f0f0f0f0f0f0f0f",
     ]
+    *before, last = jobs._compact_lines(SimpleNamespace(**done, unknown=["packages", "notes"]))
+    assert before == lines
+    assert last.startswith(
+        "left out: the rows of packages, notes, which this release of synrepl does not know"
+    )
 
 
 def test_the_pipeline_counts_bytes_as_the_status_does() -> None:

@@ -1,6 +1,7 @@
 """Compaction: what a snapshot holds, by a fold of another make; and what if it is cut short."""
 
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,16 @@ from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.snapshot import compact as compaction
 from synrepl.pipeline.snapshot.compact import CompactResult, compact
-from synrepl.pipeline.snapshot.snapshot import SNAPSHOT, read_snapshot
+from synrepl.pipeline.snapshot.snapshot import SNAPSHOT, read_snapshot, write_snapshot
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
-from tests.pipeline.archives import BEGAN_MS, archive, chained, paths_of, write_facts
+from synrepl.wire.position import LogPosition
+from tests.pipeline.archives import BEGAN_MS, LOG, archive, chained, paths_of, restored, write_facts
 
 PUSHER = "@a:b", "app"
 HASH = "a" * 64
@@ -241,6 +244,46 @@ def test_a_crash_leaves_the_former_snapshot(
     assert ["upto=4", "upto=6"] == sorted(p.name for p in (tmp_path / "snapshot").glob("upto=*"))
 
 
+def test_of_two_jobs_at_once_one_fails_and_no_snapshot_stays_broken(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quicker one takes the files of the other for leftovers; the next run finds them missing."""
+    extend(tmp_path / "archive", chained([("push_rules", "w", [["@a:b"]])] * 4))
+
+    def other_first(*args: Any) -> None:
+        monkeypatch.setattr(compaction, "write_snapshot", write_snapshot)
+        assert compacted(runner, tmp_path).is_new
+        write_snapshot(*args)
+
+    monkeypatch.setattr(compaction, "write_snapshot", other_first)
+    with pytest.raises(BadArchive, match="another job has written a snapshot at the same time"):
+        compacted(runner, tmp_path)
+
+    again = compacted(runner, tmp_path)
+
+    assert (True, True) == (again.is_new, again.full)
+    assert [(4, True)] == rows_of(tmp_path, "serial, last")
+    assert not compacted(runner, tmp_path).is_new
+
+
+def test_a_file_of_a_job_that_began_later_is_not_removed(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has yet to write its manifest."""
+    extend(tmp_path / "archive", chained([("push_rules", "w", [["@a:b"]])] * 4))
+    later = tmp_path / "snapshot" / "upto=9" / "part-1.parquet"
+
+    def begins_later(*args: Any) -> None:
+        later.parent.mkdir()
+        later.write_bytes(b"")
+        write_snapshot(*args)
+
+    monkeypatch.setattr(compaction, "write_snapshot", begins_later)
+    compacted(runner, tmp_path)
+
+    assert later.exists()
+
+
 def fail(*args: object) -> None:
     """As a full disk does."""
     raise OSError("no room")
@@ -270,6 +313,85 @@ def test_a_snapshot_of_something_else_is_refused(runner: Runner, tmp_path: Path)
     store.write(SNAPSHOT, b"{")
     with pytest.raises(BadArchive, match="is not a valid snapshot"):
         compacted(runner, tmp_path)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_trimmed_archive_continues_no_snapshot_unseen(
+    runner: Runner, tmp_path: Path, is_known: bool
+) -> None:
+    """It may lack the fact whose digest tells: then the epochs decide, and else the whole archive is read."""
+    common = chained([("push_rules", "w", [[f"@u{n}:h"]]) for n in range(5)])
+    fork = chained([("push_rules", "w", [[f"@fork{n}:h"]]) for n in range(5)], after=common)
+    facts, start = restored(common, [("push_rules", "w", [[f"@new{n}:h"]]) for n in range(15)])
+    archive(str(tmp_path / "archive"), [*common, *fork])
+    compacted(runner, tmp_path)
+    shutil.rmtree(tmp_path / "archive")
+    store = Store(str(tmp_path / "archive"))
+    starts = [start] if is_known else []
+    BatchCommitter(store, LOG).commit(
+        write_facts(store, [fact for fact in facts if fact.serial != 10]),
+        epoch_starts=starts,
+        now_ms=BEGAN_MS,
+        compacted_upto=LogPosition(2, 20, facts[-1].digest),
+    )
+
+    if is_known:
+        with pytest.raises(BadArchive, match=r"snapshot has facts that the log of .*archive has lost"):
+            compacted(runner, tmp_path)
+        return
+    made = compacted(runner, tmp_path)
+
+    assert made.full
+    assert folded(tmp_path) == whole(rows_of(tmp_path))
+
+
+PACKAGES: list[Any] = [
+    ("packages", "w", [["hello", "1.0"], ["bye", "1.0"]]),
+    ("push_rules", "w", [["@a:h"]]),
+    ("packages", "w", [["hello", "2.0"]]),
+]
+DECLARED = ("declarations", "w", [["packages", ["name"], "kept", {"name": "str", "version": "str"}, []]])
+
+
+def forget_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Archive as a machine with an older release does, which knows no key of these streams."""
+    monkeypatch.setattr(KeyExtractor, "extract", lambda self, stream, rows: [None] * len(rows))
+
+
+def test_keys_that_the_archive_lacks_are_computed_again(runner: Runner, tmp_path: Path) -> None:
+    """Without a key a row was left out, for good. The next step knows it by the snapshot."""
+    facts = chained([DECLARED, *PACKAGES, ("pushers", "w", [pusher("k"), pusher("l")])])
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        forget_keys(monkeypatch)
+        extend(tmp_path / "archive", facts)
+    wanted = [(1, 0), (2, 1), (3, 0), (4, 0), (5, 0), (5, 1)]
+
+    made = compacted(runner, tmp_path)
+
+    assert [(serial, seq) for serial, seq, *_ in whole(rows_of(tmp_path))] == wanted
+    assert (6, []) == (made.snapshot.keys, made.unknown)
+    assert '["bye"]' in {row[2] for row in rows_of(tmp_path)}
+    more = chained(
+        [("packages", "w", [["bye", "2.0"]]), ("pushers", "w", [pusher("k", deleted=True)])], after=facts
+    )
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        forget_keys(monkeypatch)
+        extend(tmp_path / "archive", more)
+    compacted(runner, tmp_path)
+    step_by_step = rows_of(tmp_path)
+    compacted(runner, tmp_path, full=True)
+
+    assert step_by_step == rows_of(tmp_path)
+    assert [(1, 0), (3, 0), (4, 0), (5, 1), (6, 0)] == [row[:2] for row in whole(step_by_step)]
+
+
+def test_streams_that_nobody_knows_are_told(runner: Runner, tmp_path: Path) -> None:
+    """Their keys are unknown, and so are their last rows."""
+    archive(str(tmp_path / "archive"), chained(PACKAGES))
+
+    made = compacted(runner, tmp_path)
+
+    assert (["packages"], 1) == (made.unknown, made.snapshot.keys)
 
 
 def test_a_missing_file_is_reported(runner: Runner, tmp_path: Path) -> None:

@@ -197,6 +197,25 @@ def test_a_replica_behind_the_range_is_not_asked_for_it(given: Any) -> None:
     assert (daemons.asked, daemons.pauses) == (["a", "b", "a", "a"], 1)
 
 
+@pytest.mark.parametrize(("epoch", "is_lost"), [("3", True), ("2", False)])
+def test_one_address_may_stand_for_a_daemon_that_is_behind(given: Any, epoch: str, is_lost: bool) -> None:
+    """As that of a load balancer: the answer itself says how far its log was."""
+    behind = Response(body(FACTS[:5]))
+    behind.headers["Synrepl-Serial"], behind.headers["Synrepl-Epoch"] = "5", epoch
+    whole = Response(body(FACTS))
+    whole.headers["Synrepl-Serial"] = "6"
+    daemons = given(a=[behind, whole])
+
+    if is_lost:
+        with pytest.raises(
+            Superseded, match="http://a: its log ends at serial 5, before serial 6 of epoch 2"
+        ):
+            serials(daemons.client(), epoch=2)
+    else:
+        assert serials(daemons.client(), epoch=2) == [1, 2, 3, 4, 5, 6]
+    assert daemons.pauses == (0 if is_lost else 1)
+
+
 def test_when_all_refuse_the_first_says_why(given: Any) -> None:
     """A trimmed replica costs nothing while the primary has the facts."""
     trimmed = HttpError(410, "trimmed", "facts up to serial 3 were trimmed")

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.http_api.routes import DECLARED
+from synrepl.http_api.routes import DECLARED, STATUS
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceError
 from synrepl.pipeline.source.data_source import BatchPacer
 from synrepl.pipeline.source.offsets import BadOffset, Offset, parse_offset_request
@@ -69,14 +69,21 @@ class FakeDaemon:
             "head": head,
         }
 
-    def digest(self, serial: int) -> str:
+    def digest(self, serial: int) -> str | None:
+        if serial > len(self.facts_held):
+            return None
         return self.facts_held[serial - 1].digest if serial else EMPTY
 
     def get(self, route: Any, serials: Any = ()) -> Any:
         if route is DECLARED:
             return {"streams": []}
+        if route is STATUS:
+            clock: dict[str, Any] = {}
+            for fact in self.facts_held:
+                clock.setdefault(fact.stream, {"writers": {}})["writers"][fact.writer] = fact.token
+            return {"streams": clock}
         found = {str(serial): self.digest(serial) for serial in serials}
-        return {"epoch": 1, "history": "h", "digests": found}
+        return {"epoch": 1, "serial": len(self.facts_held), "history": "h", "digests": found}
 
     def facts(self, *, since: int, upto: int, **query: Any) -> Iterator[Any]:
         found = [
@@ -106,6 +113,21 @@ def serials(daemon: Any, ranges: Sequence[SerialRange], **options: str) -> list[
     ]
 
 
+def test_a_filtered_range_proves_its_end() -> None:
+    """Its last fact may be of another stream: the daemon is asked for the digest of the end."""
+    options = {"streams": "push_rules"}
+    facts = chained([("push_rules", "w1", ROW), ("receipts", "w1", ROW)] * 5)
+    planner = planning(daemon := FakeDaemon(facts), **options)
+    ranges = planner.ranges(*planner.closed_range())
+
+    assert len(serials(daemon, ranges, **options)) == 10, "the fake selects nothing"
+    with pytest.raises(SourceError, match="the log ends at serial 8, before serial 10"):
+        serials(FakeDaemon(facts[:8]), ranges, **options)
+    fork = FakeDaemon([*facts[:8], *chained([("push_rules", "w2", ROW)] * 2, after=facts[:8])])
+    with pytest.raises(DataLoss, match="the log was replaced since the range was planned"):
+        serials(fork, ranges, **options)
+
+
 class OlderDaemon(FakeDaemon):
     """A daemon of a release without streams of one's own, or one that refuses to list them."""
 
@@ -130,6 +152,26 @@ def test_a_daemon_without_declared_streams_gives_keys_of_the_others() -> None:
     daemon.code = "unauthorized"
     with pytest.raises(SourceError, match="unauthorized"):
         list(read_range(SerialRange(0, 1), options, daemon))  # type: ignore[arg-type]
+
+
+def test_streams_are_asked_of_a_daemon_that_has_their_declarations() -> None:
+    """A replica that is behind would list none, and the rows would have no keys."""
+    facts = chained([("push_rules", "w1", ROW)] * 3)
+    asked: list[Any] = []
+
+    class Daemon(FakeDaemon):
+        def extent(self, *args: Any, **query: Any) -> Any:
+            asked.append(query["since"])
+            return super().extent(*args, **query)
+
+        def get(self, route: Any, serials: Any = ()) -> Any:
+            asked.append(route)
+            return super().get(route, serials)
+
+    options = read_options({**URL, "columns": "key"})
+    list(read_range(SerialRange(0, 3), options, Daemon(facts)))  # type: ignore[arg-type]
+
+    assert [3, DECLARED] == asked
 
 
 class TestOffsets:
@@ -278,6 +320,24 @@ class TestPlans:
             assert min(int(parts), 40) == len(ranges)
             assert list(range(1, 41)) == serials(daemon, ranges)
 
+    def test_a_range_is_of_the_epoch_in_which_the_log_has_its_end(self) -> None:
+        """A replica in that epoch is only behind, though the offset is of the epoch before."""
+
+        class Promoted(FakeDaemon):
+            def get(self, route: Any, serials: Any = ()) -> Any:
+                return super().get(route, serials) | {"epoch": 2}
+
+        daemon = Promoted(self.facts)
+        for serial, digest, epoch in (
+            (30, None, 2),
+            (30, daemon.digest(30), 2),
+            (30, EMPTY, 1),
+            (41, None, 1),
+        ):
+            end = Offset(serial, digest=digest)
+
+            assert {epoch} == {one.epoch for one in planning(daemon).ranges(Offset(0), end, {})}
+
     def test_micro_batches_are_of_whole_facts_up_to_the_limit(self) -> None:
         """Each goes on where the last one ended; at the head there is nothing."""
         daemon = FakeDaemon(self.facts)
@@ -366,6 +426,58 @@ class TestPlans:
         start = planning(FakeDaemon(self.facts), startingOffsets="latest").start()
 
         assert (40, {"push_rules": {"w1": 20}, "pushers": {"w2": 20}}) == (start.serial, start.clock)
+
+    @pytest.mark.parametrize("token", [10, 14])
+    @pytest.mark.parametrize("trimmed_upto", [30, 40])
+    def test_tokens_of_trimmed_facts_are_a_loss(
+        self, trimmed_upto: int, token: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """They were asked for; as they are if the query begins with a serial. Those read before are none."""
+        daemon = FakeDaemon(self.facts, trimmed_upto=trimmed_upto)
+        at = json.dumps({"push_rules": {"w1": token}})
+
+        with pytest.raises(
+            DataLoss, match=f"facts of writer w1 in stream push_rules after token {token} were"
+        ):
+            planning(daemon, startingOffsets=at).start()
+        assert trimmed_upto == planning(daemon, startingOffsets=at, failOnDataLoss="false").start().serial
+        assert f"after token {token} were trimmed" in caplog.text
+
+    def test_tokens_at_the_end_of_the_trimmed_part_are_no_loss(self) -> None:
+        """All after them is there. So it is for a writer that is quiet since."""
+        daemon = FakeDaemon(self.facts, trimmed_upto=30)
+        for token in (15, 16):
+            start = planning(daemon, startingOffsets=json.dumps({"push_rules": {"w1": token}})).start()
+            assert 30 == start.serial
+        daemon.trimmed_upto = 40
+        assert 40 == planning(daemon, startingOffsets='{"push_rules": {"w1": 20}}').start().serial
+
+    def test_the_earliest_token_of_all_writers_is_where_a_trimmed_log_begins(self) -> None:
+        """As `earliest` is."""
+        daemon = FakeDaemon(self.facts, trimmed_upto=30)
+        plan = planning(daemon, startingOffsets='{"push_rules": {"w1": -2}, "pushers": {"w2": -2}}')
+
+        assert list(range(31, 41)) == serials(daemon, plan.ranges(*plan.closed_range()))
+
+    @pytest.mark.parametrize("limit", [{"limit": 5}, {"limit": None}])
+    def test_the_trimmed_part_is_one_micro_batch(self, limit: dict[str, int | None]) -> None:
+        """Within it no query could go on: nothing would tell a trimmed fact from a lost one."""
+        daemon = FakeDaemon(self.facts, trimmed_upto=30)
+        options = {"compacted": "true"} | ({} if limit["limit"] else {"maxBytesPerTrigger": "100"})
+        plan = planning(daemon, **options)
+        at, ends = plan.start(), []
+        while (end := plan.end(at, **limit)) != at:
+            ends.append(end.serial)
+            at = end
+
+        assert (30, 40) == (ends[0], ends[-1])
+        assert len(ends) > 2
+
+    def test_an_end_that_the_log_does_not_have_is_an_error(self) -> None:
+        """A replica that is behind would be taken for complete."""
+        with pytest.raises(SourceError, match="the log ends at serial 40, before serial 41"):
+            planning(FakeDaemon(self.facts), endingOffsets="41").closed_range()
+        assert 40 == planning(FakeDaemon(self.facts), endingOffsets="40").closed_range()[1].serial
 
     def test_a_trimmed_log_begins_where_it_begins(self) -> None:
         """What was trimmed before a query first ran is no loss; to a query that was further back it is."""

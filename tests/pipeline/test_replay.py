@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.replay import replay
 from synrepl.pipeline.runner import Runner
+from synrepl.pipeline.source import staging
 from synrepl.pipeline.source.daemon_client import SourceError
-from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
 from synrepl.wire import jsontext
@@ -93,32 +92,69 @@ def test_replay_after_the_last_serial_is_an_error(runner: Runner, tmp_path: Path
         replay(runner, Store(str(tmp_path / "archive")), "http://127.0.0.1:1", after=4, name=name)
 
 
-def test_paced_requests_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two parts may lie within a slice of time, and the clock of the log may have gone back."""
-    keys: list[str] = []
+class Interrupted(Exception):
+    """In place of Ctrl-C."""
 
-    class Daemon:
-        def __init__(self, options: Any) -> None:
-            pass
 
-        def send(self, request: Any, body: bytes) -> None:
-            keys.append(json.loads(body)["idempotency_key"])
+class Receipts:
+    """A daemon that stores an append once: by its stream, its key and its number in the request."""
 
-    def rows(*facts: tuple[int, int]) -> list[dict[str, Any]]:
-        start = datetime(2026, 1, 1, tzinfo=UTC)
-        values = {"seq": 0, "stream": "push_rules", "writer": "w", "row": '["@a:b"]'}
-        return [
-            {**values, "serial": serial, "committed_at": start + timedelta(seconds=at)}
-            for serial, at in facts
-        ]
+    def __init__(self) -> None:
+        self.stored: list[tuple[str, str]] = []
+        self.left = 10**9
+        self._receipts: dict[tuple[str, str, int], Any] = {}
+        self._staged: dict[str, Any] = {}
 
-    monkeypatch.setattr(replaying, "SourceClient", Daemon)
-    options = read_options({"url": "http://h:1", "query": "n"})
-    append = replaying._make_paced_append(options, 100.0, lambda seconds: None, lambda: 0.0)
-    append(rows((1, 0), (2, 5)))
-    append(rows((3, 10), (4, 100), (5, 0)))
+    def __call__(self, options: Any) -> "Receipts":
+        return self
 
-    assert ["n/0", "n/1", "n/2", "n/3"] == keys
+    def send(self, request: Any, body: bytes) -> None:
+        if request.method == "PUT":
+            self._staged[request.target.rpartition("/")[2]] = json.loads(body)
+            return
+        told = json.loads(body)
+        appends = told["appends"] if "appends" in told else self._staged[told["staged"]]["appends"]
+        for part, one in enumerate(appends, 1):
+            if not one["facts"]:
+                continue
+            self.left -= 1
+            if self.left < 0:
+                raise Interrupted
+            if self._receipts.setdefault((one["stream"], told["idempotency_key"], part), one) is not one:
+                assert one == self._receipts[one["stream"], told["idempotency_key"], part], "reused"
+                continue
+            self.stored += ((one["stream"], fact[0][0]) for fact in one["facts"])
+
+
+@pytest.mark.parametrize(("first", "second"), [(60, 0), (0, 60), (60, 6000), (6000, 60), (1, 1)])
+def test_a_repeat_at_another_speed_stores_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: float, second: float
+) -> None:
+    """A replay that is too slow is interrupted, and begun again without --speed."""
+    monkeypatch.setattr(replaying, "BATCH_FACTS", 7)
+    streams = ("push_rules", "push_rules", "user_signature")
+    given = [(streams[n % 3], "w", [[f"@u{n}:h"]]) for n in range(60)]
+    facts = chained(given[:30], step_ms=100)
+    # The clock of the log has gone back.
+    facts += chained(given[30:], after=facts, step_ms=90)
+    archive(str(tmp_path), facts, batch_facts=25)
+    daemon = Receipts()
+    for module in (replaying, staging):
+        monkeypatch.setattr(module, "SourceClient", daemon)
+
+    def run(speed: float) -> None:
+        with LocalDriver(threads=1) as driver:
+            waits = {"pause": lambda seconds: None, "seconds": lambda: 0.0}
+            replay(driver, Store(str(tmp_path)), "http://h:1", speed=speed, **waits)  # type: ignore[arg-type]
+
+    daemon.left = 17
+    with pytest.raises(Interrupted):
+        run(first)
+    assert daemon.stored
+    daemon.left = 10**9
+    run(second)
+
+    assert [(streams[n % 3], f"@u{n}:h") for n in range(60)] == daemon.stored
 
 
 def test_a_part_at_the_speed_of_then(runner: Runner, tmp_path: Path) -> None:

@@ -11,15 +11,21 @@ import duckdb
 import msgspec
 import pytest
 
+from synrepl.base.history import EpochStart
 from synrepl.errors import ConfigError
+from synrepl.pipeline.archive.archive import BatchCommitter
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
-from synrepl.pipeline.report.measurement import STEPS, DaemonStatus, measure
+from synrepl.pipeline.report.measurement import STEPS, DaemonStatus, Measurements, measure
 from synrepl.pipeline.report.report import ReportResult, report
+from synrepl.pipeline.report.verdict import findings
 from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.store import Store
+from synrepl.streams.digest import chain
+from synrepl.streams.facts import Fact
+from synrepl.wire.position import LogPosition
 from tests.caches.fakes import NEWEST
-from tests.pipeline.archives import archive, chained, paths_of, write_facts
+from tests.pipeline.archives import BEGAN_MS, LOG, archive, chained, paths_of, write_facts
 from tests.pipeline.days import Day, archive_day
 
 HOSTILE = "w<script>1</script>$x^2$"
@@ -230,6 +236,62 @@ def test_a_report_finds_gaps_and_unreadable_rows(runner: Runner, tmp_path: Path)
     told = found.invalidations
     assert told is not None
     assert (18, 1, 1) == tuple(told.total(name) for name in ("rows", "misshapen", "unreadable"))
+
+
+def in_epoch_two(facts: list[Fact], given: list[tuple[str, int, int]]) -> list[Fact]:
+    """These facts, and in epoch 2 further push rules: writer, prev_token, token."""
+    found = list(facts)
+    for writer, prev_token, token in given:
+        serial = len(found) + 1
+        made: dict[str, Any] = {"serial": serial, "epoch": 2, "stream": "push_rules", "writer": writer}
+        made |= {"prev_token": prev_token, "token": token, "rows": b'[["@a:b"]]'}
+        made |= {"committed_at_ms": BEGAN_MS + serial * 60_000}
+        found.append(Fact(**made, digest=chain(found[-1].digest, **made)))
+    return found
+
+
+def measured(runner: Runner, store: Store) -> Measurements:
+    """The measurements of an archive."""
+    return measure(driver_of(runner), store, top=5, daemon=None, progress=lambda *step: None)
+
+
+def test_a_hole_at_the_start_of_an_epoch_is_a_hole(runner: Runner, tmp_path: Path) -> None:
+    """A promotion loses facts, and skips none: the audit says so as well."""
+    before = chained([("push_rules", "w", [["@a:b"]])] * 5)
+    facts = in_epoch_two(before, [("w", 7, 8), ("w", 8, 9)])
+    start = EpochStart(2, 5, before[-1].digest, BEGAN_MS, "promoted")
+    archive(str(tmp_path), facts, epoch_starts=[start])
+
+    found = measured(runner, Store(str(tmp_path)))
+
+    assert [("missing", 5, 7)] == [(one.kind, one.expected, one.prev_token) for one in found.broken]
+    assert "bad" == findings(found)[0].kind
+
+
+def test_an_epoch_that_sets_tokens_back_leaves_nobody_behind(runner: Runner, tmp_path: Path) -> None:
+    """Tokens of facts that were discarded are no measure of those that follow."""
+    before = chained([("push_rules", f"w{number % 2}", [["@a:b"]]) for number in range(10)])
+    facts = in_epoch_two(before, [("w0", 2, 3), ("w1", 2, 4)])
+    start = EpochStart(2, 10, before[-1].digest, BEGAN_MS, "lost", "push_rules", 2)
+    archive(str(tmp_path), facts, epoch_starts=[start])
+
+    found = measured(runner, Store(str(tmp_path)))
+
+    assert [("w0", 1), ("w1", 0)] == [(one.writer, one.behind[-1]) for one in found.lags]
+    assert [("w0", 3), ("w1", 4)] == [(row["writer"], row["token"]) for row in found.totals]
+
+
+def test_nothing_is_said_of_serials_that_were_trimmed(runner: Runner, tmp_path: Path) -> None:
+    """Half of them are not there."""
+    store, facts = Store(str(tmp_path)), chained([("push_rules", "w", [["@a:b"]])] * 20)
+    job, upto = BatchCommitter(store, LOG), LogPosition(1, 10, facts[9].digest)
+    job.commit(write_facts(store, facts[1:10:2]), now_ms=0, compacted_upto=upto)
+    assert not [one for one in findings(measured(runner, store)) if one.kind == "good"]
+    job.commit(write_facts(store, facts[10:]), now_ms=0)
+
+    (good,) = (one for one in findings(measured(runner, store)) if one.kind == "good")
+
+    assert "Nothing is missing from serial 11 to 20" == good.text
 
 
 def test_a_damaged_archive_has_a_page(runner: Runner, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.source import data_sink
+from synrepl.pipeline.source.daemon_client import SourceError
 from synrepl.pipeline.source.data_sink import FactSink, StagedFacts, check_writable
 from synrepl.pipeline.source.options import SourceOptions, read_options
 from synrepl.pipeline.source.staging import build_facts, request_bodies
@@ -27,6 +28,18 @@ def line(serial: int, row: str | None, stream: str = "s", writer: str = "w") -> 
         ([line(1, "[1]"), line(1, "[2]"), line(2, "[3]")], [("s", "w", "[[1],[2]]"), ("s", "w", "[[3]]")]),
         ([line(1, None), line(2, "[1]")], [("s", "w", "[[1]]")]),
         ([line(1, "[1]", "a"), line(2, "[1]", "b", "v")], [("a", "w", "[[1]]"), ("b", "v", "[[1]]")]),
+        (  # Of two logs, or of a union with rows that have no serials.
+            [line(7, "[1]", "a"), line(7, "[2]", "b"), line(7, "[3]", "b", "v")],
+            [("a", "w", "[[1]]"), ("b", "w", "[[2]]"), ("b", "v", "[[3]]")],
+        ),
+        (
+            [{"serial": None, "row": "[1]"}, {"serial": None, "stream": "b", "row": "[2]"}],
+            [("push_rules", None, "[[1]]"), ("b", None, "[[2]]")],
+        ),
+        (
+            [{"token": None, "row": "[1]"}, {"token": None, "row": "[2]"}],
+            [("push_rules", None, "[[1]]"), ("push_rules", None, "[[2]]")],
+        ),
         ([{"row": "[1]"}, {"row": "[2]"}], [("push_rules", None, "[[1]]"), ("push_rules", None, "[[2]]")]),
         ([{"token": 5, "row": "[1]"}, {"token": 5, "row": "[2]"}], [("push_rules", None, "[[1],[2]]")]),
         (
@@ -118,6 +131,33 @@ def test_each_file_has_a_key_of_its_own_and_keeps_it(monkeypatch: pytest.MonkeyP
     assert ["a", "b", "c", "d"] * 4 == daemon.files
     assert again == daemon.keys[4:8]
     assert 3 * 4 == len(set(daemon.keys))
+
+
+def test_keys_do_not_depend_on_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is repeated after a restart, which may cut it into other tasks."""
+    daemon = Appended()
+    monkeypatch.setattr(data_sink, "SourceClient", daemon)
+    options = replace(OPTIONS, query="q")
+
+    FactSink(options, is_streaming=True).commit([StagedFacts(0, ("a", "b"))], 7)
+    FactSink(options, is_streaming=True).commit([StagedFacts(0, ("a",)), StagedFacts(1, ("b",))], 7)
+
+    assert (["a", "b"] * 2, daemon.keys[:2] * 2) == (daemon.files, daemon.keys)
+
+
+def test_a_batch_with_its_facts_in_other_files_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon says that a key was used for another request; a retry would never do."""
+
+    class Refusing(Appended):
+        def send(self, request: Any, body: bytes) -> None:
+            error = SourceError("refuses the request: idempotency_key_reused")
+            error.code = "idempotency_key_reused"
+            raise error
+
+    monkeypatch.setattr(data_sink, "SourceClient", Refusing())
+
+    with pytest.raises(SourceError, match="batch 7 of the query q was appended before"):
+        FactSink(replace(OPTIONS, query="q"), is_streaming=True).commit([StagedFacts(0, ("a",))], 7)
 
 
 def test_writes_without_a_name_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

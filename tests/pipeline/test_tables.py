@@ -29,7 +29,7 @@ from synrepl.pipeline.tables import tables
 from synrepl.pipeline.tables.declarations import TABLES, TableColumn
 from synrepl.pipeline.tables.tables import TableResult, update_tables
 from synrepl.streams.facts import Fact
-from tests.pipeline.archives import Given, archive, chained
+from tests.pipeline.archives import Given, archive, chained, restored
 from tests.pipeline.clusters import QUICK
 from tests.pipeline.object_stores import CREDENTIALS, s3_bucket
 from tests.service.processes import ROOT
@@ -404,6 +404,25 @@ def test_tables_are_of_one_archive(
     archive(str(tmp_path / "other"), facts)
     with pytest.raises(BadArchive, match=r"receipts is not a table of .*other: use another directory"):
         update_tables(runner, Store(str(tmp_path / "other")), out, only=only)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_tables_of_a_fork_are_computed_again(
+    runner: Runner, facts: list[Fact], tmp_path: Path, is_told: bool
+) -> None:
+    """Serials of a restored log are other facts; if no epoch tells, the digests do."""
+    out, only = str(tmp_path / "out"), ["push_rules"]
+    new, start = restored(facts[:50], given(9, 150))
+    archive(str(tmp_path / "fork"), facts[:100])
+    archive(str(tmp_path / "new"), new, epoch_starts=[start] if is_told else [])
+    update_tables(runner, Store(str(tmp_path / "fork")), out, only=only)
+
+    (table,) = update_tables(runner, Store(str(tmp_path / "new")), out, only=only).tables
+
+    assert table.full
+    rows = DeltaTable(f"{out}/push_rules").to_pyarrow_table().to_pylist()
+    assert in_order(model("push_rules", new)) == in_order(rows)
+    assert not update_tables(runner, Store(str(tmp_path / "new")), out, only=only).tables[0].is_new
 
 
 def test_tables_on_an_object_store(

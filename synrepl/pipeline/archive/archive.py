@@ -3,6 +3,7 @@
 The position of an archive is in its table only.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import msgspec
 from synrepl.base.history import EpochStart
 from synrepl.http_api.routes import STATUS
 from synrepl.pipeline.archive.batch import Batch, Clock
-from synrepl.pipeline.archive.optimize import FEWEST, optimize
+from synrepl.pipeline.archive.optimize import FEWEST, MergedMeanwhile, optimize
 from synrepl.pipeline.archive.row_files import WrittenFile, write_files, write_in_tasks
 from synrepl.pipeline.archive.table import ArchiveTable, CommitConflict, create_table
 from synrepl.pipeline.driver import Driver
@@ -40,6 +41,8 @@ EVERY_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 1
 MERGE_BATCHES: Final = 4 * FEWEST
 """Number of batches after which small files are merged, besides the merge at the end of a run."""
+
+_logger = logging.getLogger("synrepl.pipeline")
 
 
 class Overtaken(Exception):
@@ -87,7 +90,8 @@ def archive(
     `runner` is a session of Spark, or a driver.
     A batch has at most `batch_facts` consecutive facts, but the first batch of a trimmed log has all facts
     left of the trimmed part. `at` is called with ``data`` when the files of a batch are written, and with
-    ``commit`` when it is committed. Raises `BadArchive` for the archive of another log, and `SourceError` or
+    ``commit`` when it is committed. Raises `BadArchive` for the archive of another log, and, when all is
+    archived, for a damaged file that was to be merged; `SourceError` or
     `DataLoss` (or an error of Spark that wraps them) if the daemon refuses a request or lacks facts.
     """
     began = time.monotonic()
@@ -155,8 +159,9 @@ class _Job:
                 time.sleep(min(left, LOOK_SECONDS))
 
     def merge(self) -> None:
+        """Merge small files. Raises `BadArchive` if one of them is damaged."""
         # Another job may merge the same files.
-        with suppress(BadArchive):
+        with suppress(MergedMeanwhile):
             if self.committer.end is not None:
                 self.counts["merged"] += optimize(self.driver, self.store, fewest=FEWEST).merged
 
@@ -213,7 +218,7 @@ class _Job:
         each = max(TASK_FACTS, 2 * BATCH_FACTS // self.driver.parallelism)
         compacted = "false" if compacted_upto is None else "true"
         options = read_options({**self.options, "compacted": compacted, "factsPerPartition": str(each)})
-        ranges = Planner(options, self._daemon).ranges(start, replace(start, serial=upto), {})
+        ranges = Planner(options, self._daemon).ranges(start, replace(start, serial=upto, digest=None), {})
         written = write_in_tasks(self.driver, ranges, partial(_write_range, self.store, options))
         if not written and compacted_upto is None:
             return
@@ -226,7 +231,11 @@ class _Job:
         self.counts.update(batches=1, facts=batch.facts, rows=batch.rows, bytes=batch.bytes)
         self.progress("archiving", self.counts["facts"], 0)
         if self.counts["batches"] % MERGE_BATCHES == 0:
-            self.merge()
+            try:
+                self.merge()
+            except BadArchive as error:
+                # What the log may trim soon goes first; the end of the run raises it.
+                _logger.warning("files are not merged: %s", error)
 
     def _epoch_starts(self, epoch: int) -> list[EpochStart]:
         """Return the epoch starts of the log, up to that of an epoch which it has begun.

@@ -39,3 +39,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     def is_compacted(self) -> bool:
         """Whether this is the first batch of a trimmed log, which may lack serials."""
         return self.last_serial <= self.compacted_upto
+
+    def continues(self, epoch: int, serial: int) -> bool:
+        """Whether no later epoch began before this serial: the facts between would be those of a fork."""
+        return not any(start.epoch > epoch and start.serial < serial for start in self.epoch_starts)

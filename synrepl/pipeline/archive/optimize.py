@@ -25,6 +25,10 @@ COMMIT_FILES: Final = 10_000
 """Approximate maximum number of files that one commit replaces."""
 
 
+class MergedMeanwhile(BadArchive):
+    """Another job has merged the same files."""
+
+
 class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
     """The number of merged files, and the number and bytes of the files made of them."""
 
@@ -45,10 +49,12 @@ def optimize(
     """Merge adjacent small files of each stream and day, at least `fewest` of them, up to `target_bytes`.
 
     The facts, and their order, stay the same. The merged files stay too, for readers and time travel, until
-    `vacuum`. Raises `BadArchive` if another job has merged the same files meanwhile.
+    `vacuum`. Raises `MergedMeanwhile` if another job has merged the same files, and `BadArchive` if a file is
+    damaged.
     """
     table = ArchiveTable(store)
-    plans = plan_merges(table.files, target_bytes=target_bytes, fewest=fewest)
+    upto = table.end.compacted_upto
+    plans = plan_merges(table.files, target_bytes=target_bytes, fewest=fewest, compacted_upto=upto)
     merged = made = size = 0
     for some in _rounds(plans):
         progress("merging", merged, 0)
@@ -58,7 +64,7 @@ def optimize(
         try:
             table = table.replace(removed, written, now_ms=now_ms())
         except CommitConflict as error:
-            raise BadArchive(
+            raise MergedMeanwhile(
                 f"{store}: another job has merged files meanwhile: {error}; run the job again"
             ) from error
         merged, made = merged + len(removed), made + len(written)
@@ -67,8 +73,10 @@ def optimize(
     return OptimizeResult(merged=merged, made=made, bytes=size)
 
 
-def plan_merges(files: Any, *, target_bytes: int, fewest: int) -> Iterator[Any]:
+def plan_merges(files: Any, *, target_bytes: int, fewest: int, compacted_upto: int = 0) -> Iterator[Any]:
     """Yield tables of at least `fewest` adjacent small files of one stream and day, up to `target_bytes`.
+
+    Files up to `compacted_upto` are merged apart: an audit expects no serials of them, but all of the others.
 
     With `fewest` above 2, no file of a merge has more bytes than its other files together. So each rewrite
     of a fact at least doubles its file, and a fact is rewritten a few times at most.
@@ -84,6 +92,9 @@ def plan_merges(files: Any, *, target_bytes: int, fewest: int) -> Iterator[Any]:
         column = files[name]
         is_other = pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
         is_apart |= is_other.fill_null(False).to_numpy()
+    if compacted_upto:
+        is_later = files["first_serial"].to_numpy() > compacted_upto
+        is_apart |= is_later[1:] != is_later[:-1]
     bounds = np.concatenate(([0], np.nonzero(is_apart)[0] + 1, [len(files)]))
     for start in np.nonzero(np.diff(bounds) >= fewest)[0].tolist():
         first, last = bounds[start : start + 2].tolist()

@@ -27,7 +27,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 
 from synrepl.base import checked_json
 from synrepl.pipeline.archive.batch import Batch
-from synrepl.pipeline.archive.row_files import WrittenFile, read_files
+from synrepl.pipeline.archive.row_files import WrittenFile, read_files, within
 from synrepl.pipeline.archive.table_commits import (
     COUNT,
     END,
@@ -80,6 +80,7 @@ FILES: Final = pa.schema(COLUMNS.values())
 """The schema of `ArchiveTable.files`. `last_seq` is the highest `seq`: 0 if no fact has several rows."""
 
 SERIALS: Final = row_schema(("serial",))
+DIGESTS: Final = row_schema(("serial", "digest"))
 
 UNUSUAL: Final = r"\.\.|%|^/|[^\w.~=/-]"
 """Matches every path that can leave the archive, and a few others."""
@@ -182,6 +183,22 @@ class ArchiveTable:
                 )
             expected = batch.last_serial + 1
         return found
+
+    def digest_at(self, serial: int) -> str | None:
+        """Return the digest at a serial; None if the archive has no such fact."""
+        if self.end.last_serial == serial:
+            return self.end.digest
+        for batch in self._batches():
+            if batch.last_serial == serial:
+                return batch.digest
+            if batch.last_serial < serial:
+                break
+        paths = within(self.files, serial, serial)["path"].to_pylist()
+        for rows in read_files(self.store, paths, DIGESTS):
+            found = rows["digest"].filter(pc.equal(rows["serial"], serial))
+            if len(found):
+                return str(found[0].as_py())
+        return None
 
     def _look(self) -> None:
         self.version = self._delta.version()

@@ -160,8 +160,27 @@ class Comparison(msgspec.Struct, dict=True):
 
     def readable(self, first: int, last: int) -> Any:
         """Return the readable files whose serials overlap the range `first` to `last`."""
-        found = within(self.files, first, last)
+        return self.readable_of([(first, last)])
+
+    def readable_of(self, ranges: Iterable[tuple[int, int]]) -> Any:
+        """Return the readable files whose serials overlap one of these ranges, each once."""
+        found = [within(self.files, first, last) for first, last in ranges]
+        paths = pa.concat_tables(found)["path"].unique()
+        found = self.files.filter(pc.is_in(self.files["path"], paths))
         return found.filter(pc.invert(_is_named(found, self.unreadable)))
+
+    def count_facts(self) -> None:
+        """Report a number of facts that is not that of the batches: nothing else tells of trimmed serials.
+
+        Other errors explain it.
+        """
+        upto = self.table.end.compacted_upto
+        if not upto or any(one.severity == "error" for one in self.found.listed()):
+            return
+        expected = sum(one.facts for one in self._batches)
+        if self._batches and self.facts != expected:
+            why = f"the files have {self.facts:,} facts, but the log of the table counts {expected:,}"
+            self.found.add("table", why, serials=(1, upto))
 
     def map(self, driver: Driver, files: Any, work: Work, schema: Any) -> Partitions:
         """Return the results of `work`, called in tasks with the rows of these files (`ROWS`)."""
@@ -260,6 +279,11 @@ class Comparison(msgspec.Struct, dict=True):
         """Compare the files of a span with each other and with those before them."""
         at, end = self.at, self.table.end
         first, last = scans[0].file.first_serial, max(one.file.last_serial for one in scans)
+        trimmed = None
+        if first <= end.compacted_upto < last:
+            # Releases up to 26.11.1 merged files of both parts.
+            trimmed = self._trimmed_part(scans, first)
+            first = end.compacted_upto + 1
         if end.compacted_upto and at.serial <= end.compacted_upto < first:
             # The clock after the compacted part is in the log.
             at.serial, at.digest = end.compacted_upto, self._logged_digest(end.compacted_upto)
@@ -275,6 +299,9 @@ class Comparison(msgspec.Struct, dict=True):
         span = AuditSpan(first=first, last=last, digest=at.digest, starts=starts, is_compacted=is_compacted)
         for scan in scans:
             self._compare_file(scan, span)
+        if trimmed is not None:
+            span.is_uneven, trimmed.unknown = True, span.unknown
+            self._choose(trimmed)
         ends = [one.digest for one in scans if one.last == last and one.file.path not in self.unreadable]
         at.serial, at.digest = last, ends[0] if ends else self._logged_digest(last)
         if ends:
@@ -286,16 +313,29 @@ class Comparison(msgspec.Struct, dict=True):
         self.rows += sum(one.rows for one in scans)
         self.bytes += sum(one.bytes for one in scans)
         if not is_compacted:
-            if not span.unknown:
+            if not span.unknown and trimmed is None:
                 size = span.last - span.first + 1
                 if (facts, serials) != (size, (span.first + span.last) * size // 2):
                     span.is_uneven = True
-            span.broken |= set(self._follow_writers(scans))
+            dense = [one for one in scans if one.file.last_serial > end.compacted_upto]
+            span.broken |= set(self._follow_writers(dense))
         if self.is_deep:
             span.broken |= {one.file.stream for one in scans}
         if self.is_deep or span.is_uneven or span.broken:
             self._choose(span)
         return span
+
+    def _trimmed_part(self, scans: list[FileScan], first: int) -> AuditSpan:
+        """Return the part of a span that belongs to the trimmed part of the log, to be examined."""
+        writers = {(one.file.stream, writer) for one in scans for writer in one.runs}
+        return AuditSpan(
+            first=first,
+            last=self.table.end.compacted_upto,
+            digest="",
+            starts={key: (self.at.token(*key), self.at.serials.get(key, 0)) for key in writers},
+            is_compacted=True,
+            is_uneven=True,
+        )
 
     def _follow_writers(self, scans: list[FileScan]) -> Iterator[str]:
         """Follow the tokens of each writer through these files. Yields the streams with a break."""
@@ -307,6 +347,8 @@ class Comparison(msgspec.Struct, dict=True):
                 at.tokens = {key: token for key, token in at.tokens.items() if key[0] != stream}
                 continue
             for writer, run in scan.runs.items():
+                if run.last_serial <= self.table.end.compacted_upto:
+                    continue
                 here = at.token(stream, writer)
                 if not run.goes_on or not (here is None or run.before in (None, here)):
                     yield stream

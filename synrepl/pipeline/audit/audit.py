@@ -87,6 +87,7 @@ def audit(
         progress("files", len(files), len(files))
     with _phase("rows", seconds):
         explain(driver, compared, progress)
+        compared.count_facts()
         _name_unproven(compared)
     if url is not None:
         with _phase("daemon", seconds):
@@ -143,7 +144,10 @@ def _compare_with_daemon(driver: Driver, compared: Comparison, client: BlockingC
         return
     upto = min(differing)
     after = max((serial for serial in known if serial < upto and theirs[serial] is not None), default=None)
-    first, is_exact = _first(client, _digests(driver, compared, (after or 0) + 1, upto), after, upto)
+    # The daemon has none of those before.
+    floor = max((serial for serial in unknown if serial < upto), default=0)
+    ours = _digests(driver, compared, max(after or 0, floor) + 1, upto)
+    first, is_exact = _first(client, ours, after, upto)
     where = f"at serial {first}" if is_exact else f"at serial {first} or before"
     why = f"the daemon's facts begin to differ from the archived ones {where}"
     facts = _facts(driver, compared, first, first, _as_they_are, ROWS).slice(0, 1).to_pylist()

@@ -58,7 +58,7 @@ class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
 
     `after` is 0 if unknown. `kind` is ``missing`` (facts between the tokens are missing), ``lost`` (the same,
     and the log says so itself), ``again`` (tokens are repeated) or ``epoch_start`` (explained by a new
-    epoch).
+    epoch; an unexplained break at its start is one of the others).
     """
 
     stream: str

@@ -109,7 +109,7 @@ def explain(driver: Driver, compared: Comparison, progress: Progress = ignore_pr
     spans = compared.spans
     if not spans:
         return []
-    files = pa.concat_tables([compared.readable(one.first, one.last) for one in spans])
+    files = compared.readable_of((one.first, one.last) for one in spans)
     total = pc.sum(files["rows"]).as_py() or 0
     progress("rows", 0, total)
     breaks: list[ChainBreak] = []
@@ -326,9 +326,12 @@ def _follow(compared: Comparison, moves: Iterable[Move]) -> tuple[list[ChainBrea
                 kind = "epoch_start"
         if one.token == one.prev_token > expected:
             kind = "lost"
-        is_excused = _is_excused(compared, one, span, expected, is_known=is_known)
+        is_excused = _is_excused(compared, one, span, expected, after, is_known=is_known)
         if one.prev_token == expected or (is_excused and kind != "epoch_start"):
             continue
+        if kind == "epoch_start" and not is_excused:
+            # The new epoch does not explain it.
+            kind = "missing" if one.prev_token > expected else "again"
         fields = {
             name: value
             for name, value in msgspec.structs.asdict(one).items()
@@ -344,7 +347,9 @@ def _follow(compared: Comparison, moves: Iterable[Move]) -> tuple[list[ChainBrea
     return breaks, holes
 
 
-def _is_excused(compared: Comparison, one: Move, span: AuditSpan, expected: int, *, is_known: bool) -> bool:
+def _is_excused(
+    compared: Comparison, one: Move, span: AuditSpan, expected: int, after: int, *, is_known: bool
+) -> bool:
     if one.stream in span.unknown:
         return True
     end, is_ahead = compared.table.end, bool(one.prev_token > expected)
@@ -355,7 +360,7 @@ def _is_excused(compared: Comparison, one: Move, span: AuditSpan, expected: int,
     if crossed and one.prev_token < expected and any(one.stream == lost.stream for lost in end.epoch_starts):
         return True
     # The clock lacks the positions of trimmed facts.
-    return end.compacted_upto > 0 and not is_known and is_ahead
+    return after <= end.compacted_upto > 0 and not is_known and is_ahead
 
 
 def _report_wrong(compared: Comparison, wrong: Sequence[WrongFact]) -> None:
@@ -404,7 +409,8 @@ def _report_unexplained(compared: Comparison) -> None:
     """Report files whose rows are right and differ from the log of the table: the log is wrong."""
     wrong = {one.first_serial for one in compared.found.listed() if one.severity == "error"}
     for span in compared.spans:
-        if any(serial is not None and span.first <= serial <= span.last for serial in wrong):
+        first = min([span.first, *(scan.file.first_serial for scan in span.short)])
+        if any(serial is not None and first <= serial <= span.last for serial in wrong):
             continue
         for scan in span.short:
             file = scan.file

@@ -26,6 +26,7 @@ from synrepl.html.humanize import counted, size
 from synrepl.pipeline.commands.output_folder import output_folder
 from synrepl.pipeline.commands.pipeline_job import json_option, pipeline_job, stop_on_signal
 from synrepl.pipeline.tables.declarations import TABLES
+from synrepl.wire.text import printable
 
 # The jobs are imported by their commands, once it is known that the optional libraries are there.
 if TYPE_CHECKING:
@@ -241,6 +242,12 @@ def _compact_lines(done: Any) -> Iterator[str]:
         f" {done.seconds:.1f} s"
     )
     yield f"the snapshot is at serial {made.serial} of epoch {made.epoch}, digest {made.digest[:16]}"
+    if done.unknown:
+        names = ", ".join(map(printable, done.unknown))
+        yield (
+            f"left out: the rows of {names}, which this release of synrepl does not know and the archive does"
+            " not declare; run it again with --full and a release that does"
+        )
 
 
 @click.command("compact", cls=CliCommand)

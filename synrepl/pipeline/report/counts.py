@@ -255,6 +255,10 @@ def _count(facts: Any, *, bins: Bins, width: int, losses: Sequence[EpochStart]) 
         "skipping": token > prev_token + 1,
         "copied": facts["copies"].to_numpy() > 1,
     }
+    # Facts that were discarded have left no position.
+    is_void = np.zeros(len(facts), bool)
+    for loss in losses:
+        is_void |= are_lost(facts, loss).to_numpy()
     totals = {
         **names,
         **sums,
@@ -262,10 +266,10 @@ def _count(facts: Any, *, bins: Bins, width: int, losses: Sequence[EpochStart]) 
         "skipped": np.maximum(token - prev_token - 1, 0),
         "first_ms": ms,
         "last_ms": ms,
-        "token": token,
+        "token": pa.array(token, mask=is_void),
     }
     # Late facts do not move the position of their writer.
-    moves = pa.array(token, mask=conditions["late"])
+    moves = pa.array(token, mask=conditions["late"] | is_void)
     over_time = {"bin": (seconds - bins.first) // bins.width, **names, **sums, "last_ms": ms, "token": moves}
     with_rows = facts.filter(pa.array(rows > 0))
     # Histograms of bytes and rows, in powers of two.

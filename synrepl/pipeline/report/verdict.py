@@ -81,8 +81,9 @@ def _chain(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
     if not (missing or lost or again or copied or measured.problems) and count == covers.facts:
         beyond = "" if not covers.last.compacted_upto else f" after serial {covers.last.compacted_upto:,}"
         why = f"every fact{beyond} continues the previous one of its writer"
-        text = f"Nothing is missing from serial {covers.first_serial:,} to {covers.last.last_serial:,}"
-        yield Advice("good", text, why, "gaps")
+        first, last = max(covers.first_serial, covers.last.compacted_upto + 1), covers.last.last_serial
+        if first <= last:
+            yield Advice("good", f"Nothing is missing from serial {first:,} to {last:,}", why, "gaps")
     if late := measured.total("late"):
         yield Advice("dim", f"{counted(late, 'fact')} came late", "after later facts of their writer", "gaps")
 

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -11,10 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.archive.row_files import WRITTEN, read_files, within
+from synrepl.errors import RowError
+from synrepl.pipeline.archive.row_files import WRITTEN, read_files
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.driver import TASK, Driver, Partitions
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
+from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.snapshot.fold import (
     MERGED,
@@ -29,7 +33,10 @@ from synrepl.pipeline.snapshot.part_writer import FILE, PARTS, write_parts
 from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot, write_snapshot
 from synrepl.pipeline.source.rows import row_schema
 from synrepl.pipeline.store import BadArchive, Store
+from synrepl.streams.catalog import DECLARATIONS
+from synrepl.streams.declared import StreamBody
 from synrepl.streams.table import StreamTable
+from synrepl.wire.dialect import NEWEST
 
 FILE_ROWS: Final = 256 * 1024
 """Approximate number of keys per file; the file is in memory, compressed, while it is written."""
@@ -38,7 +45,6 @@ TASK_ROWS: Final = 16 * 1024
 """Minimum number of keys per file of a small snapshot, which is split so that all cores write."""
 
 COUNTED: Final = pa.schema([MERGED.field(name) for name in ("bucket", "alive", "gone")])
-DIGESTS: Final = row_schema(("serial", "digest"))
 SUMS: Final = [("alive", "sum"), ("gone", "sum")]
 
 
@@ -46,7 +52,8 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
     """The current snapshot, and the cost of making it.
 
     `is_new` is false if the snapshot was kept, for lack of new facts: then no file was read. Otherwise the
-    whole archive was read (`full`), or the previous snapshot and the facts since.
+    whole archive was read (`full`), or the previous snapshot and the facts since. Rows of `unknown` streams,
+    whose keys this release cannot compute, were left out.
     """
 
     snapshot: SnapshotManifest
@@ -54,6 +61,7 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
     full: bool = False
     read_files: int = 0
     read_rows: int = 0
+    unknown: list[str] = []
     seconds: float
 
 
@@ -72,19 +80,26 @@ def compact(
     """Advance the snapshot to the end of the archive, or of its version `as_of` (a number or a time).
 
     Reads the previous snapshot, if any, and the facts since (all facts of a stream that has lost some since);
-    with `full` the whole archive, with the same result. The files of the previous snapshot stay until the
-    next compaction, for its readers. Raises `BadArchive` unless the archive continues the snapshot, has all
-    its files, and no other job writes the snapshot.
+    with `full` the whole archive, with the same result. It does so as well if the archive lacks the last fact
+    of the snapshot, as that of a trimmed log may: nothing tells that it has the same facts. The files of the
+    previous snapshot stay until the next compaction, for its readers. Raises `BadArchive` unless the
+    archive continues the snapshot, has all its files, and no other job writes the snapshot.
     """
     began = time.monotonic()
     table = ArchiveTable(archive, as_of)
     former = read_snapshot(snapshot)
     end = table.end
+    there = set(_names(snapshot))
     if former is not None:
-        _check(former, snapshot, table)
+        # Two jobs that ended at once may have left a snapshot without its files: it is made again.
+        full |= not there.issuperset(part.path for part in former.files)
+        full |= not _is_continued(former, snapshot, table)
         if not full and former.serial == end.last_serial and former.epoch_starts == end.epoch_starts:
             return CompactResult(snapshot=former, seconds=round(time.monotonic() - began, 3))
-    files, inputs = _plan_input(table, snapshot, None if full else former)
+    declared = _declared(table)
+    files, inputs = _plan_input(table, snapshot, None if full else former, declared)
+    streams = pc.unique(files.filter(pc.invert(files["is_part"]))["stream"]).to_pylist()
+    extractor = KeyExtractor(msgspec.json.decode(declared))
     rows = pc.sum(files["rows"]).as_py() or 0
     progress("reading", 0, rows)
     written, keys = _write_files(driver_of(runner), inputs, files, end.last_serial, file_rows, progress)
@@ -106,18 +121,28 @@ def compact(
     if read_snapshot(snapshot) != former:
         raise BadArchive(f"{snapshot}: another job has written a snapshot meanwhile; run the job again")
     write_snapshot(snapshot, made)
-    _clean(snapshot, made, former)
+    _clean(snapshot, made, former, there)
+    missing = {part.path for part in made.files}.difference(_names(snapshot))
+    if missing or read_snapshot(snapshot) != made:
+        raise BadArchive(
+            f"{snapshot}: another job has written a snapshot at the same time; run the job again"
+        )
     return CompactResult(
         snapshot=made,
         is_new=True,
         full=full or former is None,
         read_files=len(files),
         read_rows=rows,
+        unknown=sorted(one for one in streams if not extractor.knows(one)),
         seconds=round(time.monotonic() - began, 3),
     )
 
 
-def _check(former: SnapshotManifest, snapshot: Store, table: ArchiveTable) -> None:
+def _is_continued(former: SnapshotManifest, snapshot: Store, table: ArchiveTable) -> bool:
+    """Whether the archive is known to have the facts of the snapshot; raises if it has others.
+
+    The archive of a log that was trimmed since cannot tell.
+    """
     end, archive = table.end, table.store
     if (former.history, former.server_name) != (end.history, end.server_name):
         raise BadArchive(f"{snapshot} is of another history or server than {archive}: use another directory")
@@ -126,28 +151,35 @@ def _check(former: SnapshotManifest, snapshot: Store, table: ArchiveTable) -> No
             f"the archive {archive} ends at serial {end.last_serial}, before serial {former.serial} of the"
             f" snapshot {snapshot}: use the archive that it was made from, or another directory"
         )
-    known = _digest_at(table, former.serial)
+    if not end.continues(former.epoch, former.serial):
+        raise BadArchive(
+            f"{snapshot} has facts that the log of {archive} has lost: an epoch after {former.epoch}, that of"
+            f" the snapshot, began before its serial {former.serial}; use another directory for the snapshot"
+        )
+    known = table.digest_at(former.serial)
     if known is not None and known != former.digest:
         raise BadArchive(
             f"{snapshot} and {archive} have different facts: their digests of serial {former.serial} differ;"
             " use another directory for the snapshot"
         )
+    return known is not None
 
 
-def _digest_at(table: ArchiveTable, serial: int) -> str | None:
-    """Return the digest at a serial; None if the archive has no such fact."""
-    if table.end.last_serial == serial:
-        return table.end.digest
-    paths = within(table.files, serial, serial)["path"].to_pylist()
-    for rows in read_files(table.store, paths, DIGESTS):
-        found = rows["digest"].filter(pc.equal(rows["serial"], serial))
-        if len(found):
-            return str(found[0].as_py())
-    return None
+def _declared(table: ArchiveTable) -> bytes:
+    """Return the streams that the archive declares, as JSON: of each name the newest declaration."""
+    found: dict[str, StreamBody] = {}
+    files = table.files
+    paths = files.filter(pc.equal(files["stream"], DECLARATIONS.name))["path"].to_pylist()
+    for rows in read_files(table.store, paths, row_schema(("row",))):
+        for text in rows["row"].drop_null().to_pylist():
+            with suppress(RowError):  # of a later release
+                declared = DECLARATIONS.decode(text.encode(), NEWEST)
+                found[declared.name] = StreamBody.of(declared)
+    return msgspec.json.encode([*found.values()])
 
 
 def _plan_input(
-    table: ArchiveTable, snapshot: Store, former: SnapshotManifest | None
+    table: ArchiveTable, snapshot: Store, former: SnapshotManifest | None, declared: bytes
 ) -> tuple[Any, FoldInput]:
     """Return the files to read, and how: the whole archive, or `former` and the facts since.
 
@@ -167,7 +199,9 @@ def _plan_input(
     of_part = {"stream": "", "last_seq": 1, "is_part": True, "after": 0}
     named = pa.Table.from_pylist([msgspec.structs.asdict(part) | of_part for part in parts], files.schema)
     checksums = {part.path: part.sha256 for part in parts}
-    return pa.concat_tables([named, files]), FoldInput(table.store, snapshot, lost, whole, checksums)
+    return pa.concat_tables([named, files]), FoldInput(
+        table.store, snapshot, lost, whole, checksums, declared
+    )
 
 
 def _write_files(
@@ -253,14 +287,24 @@ def _assign_ranges(buckets: Any, alive: Any, count: int) -> Any:
     return np.repeat(ranges, np.diff(buckets, prepend=-1))
 
 
-def _clean(store: Store, made: SnapshotManifest, former: SnapshotManifest | None) -> None:
-    """Remove the files that neither this snapshot nor the previous one names."""
-    named = {file.path for one in (made, former) if one is not None for file in one.files}
-    folders = {path.partition("/")[0] for path in named}
+def _names(store: Store) -> Iterator[str]:
+    """Yield the names of the files of all snapshots."""
     for folder in (name for name in store.names("") if name.startswith("upto=")):
-        if folder not in folders:
+        yield from (f"{folder}/{name}" for name in store.names(folder))
+
+
+def _clean(
+    store: Store, made: SnapshotManifest, former: SnapshotManifest | None, there: AbstractSet[str]
+) -> None:
+    """Remove the files that neither this snapshot nor the previous one names.
+
+    Only those that were `there` when the job began: later ones are of another job, which may still write its
+    manifest.
+    """
+    named = {file.path for one in (made, former) if one is not None for file in one.files}
+    gone = there - named
+    for path in gone:
+        store.remove(path)
+    for folder in {path.partition("/")[0] for path in gone}:
+        if not store.names(folder):
             store.remove_folder(folder)
-            continue
-        for path in (f"{folder}/{name}" for name in store.names(folder)):
-            if path not in named:
-                store.remove(path)

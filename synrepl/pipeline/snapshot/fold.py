@@ -6,7 +6,7 @@ positions go from task to task, packed as Arrow data: a row of Spark for each ke
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +19,7 @@ from synrepl.errors import RowError
 from synrepl.pipeline.archive.row_files import are_lost, map_files, open_verified_rows, sha256_of
 from synrepl.pipeline.driver import TASK, Driver, Partitions
 from synrepl.pipeline.exchange import pack, split, unpack
+from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.snapshot.snapshot import DAMAGED
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
@@ -96,6 +97,7 @@ class FoldInput(msgspec.Struct, frozen=True):
     Rows that the epoch starts `lost` have discarded are left out; of parts, all rows of the streams `whole`
     are left out. The files arrive as record batches with the columns of `ArchiveTable.files`, `is_part`, and
     `after`: only facts with a greater serial are read. `checksums` are those of the parts, by path.
+    `declared` has the declared streams, as JSON: keys that the archive lacks are computed again.
     """
 
     archive: Store
@@ -103,6 +105,7 @@ class FoldInput(msgspec.Struct, frozen=True):
     lost: list[EpochStart]
     whole: list[str]
     checksums: dict[str, str]
+    declared: bytes = b"[]"
 
     def fold(self, tasks: int, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the position of the last row of each key in these files, as batches of `FOLDED`.
@@ -139,6 +142,7 @@ class FoldInput(msgspec.Struct, frozen=True):
         `serials` are ascending. The record batches are small, unless another program has written the file in
         another order.
         """
+        extractor = _extractor(self.declared)
         with self._open(file) as data:
             for groups in _row_groups(data.metadata, serials):
                 # First the smallest column: there may be nothing to read.
@@ -149,12 +153,13 @@ class FoldInput(msgspec.Struct, frozen=True):
                     continue
                 if np.any(found[1:] < found[:-1]):
                     rows = data.read_row_groups(groups, ROWS.names).filter(pa.array(is_its)).sort_by("serial")
+                    rows = extractor.fill(rows)
                     yield from self._without_lost(rows, file).combine_chunks().to_batches()
                     continue
                 for batch in data.iter_batches(BATCH_ROWS, groups, ROWS.names, use_threads=False):
                     is_kept, is_its = is_its[: len(batch)], is_its[len(batch) :]
                     rows = batch if is_kept.all() else batch.filter(pa.array(is_kept))
-                    yield self._without_lost(rows, file)
+                    yield self._without_lost(extractor.fill(rows), file)
 
     def _read_all(self, batches: Iterable[Any], with_text: Sequence[str] = ()) -> Iterator[Any]:
         """Yield tables of the rows of these files, for the streams `with_text` with the text of rows.
@@ -162,13 +167,18 @@ class FoldInput(msgspec.Struct, frozen=True):
         The column `stream` is a dictionary.
         """
         of_lost = ["epoch", "token"] if self.lost else []
+        extractor = _extractor(self.declared)
         for file in (file for batch in batches for file in batch.to_pylist()):
             columns = ["serial", "seq", "stream", "key"]
             if with_text and (file["is_part"] or file["stream"] in with_text):
                 columns.append("row")
             with self._open(file, read_dictionary=["stream"]) as data:
                 for group in range(data.num_row_groups):
-                    rows = data.read_row_group(group, [*columns, *of_lost], use_threads=False)
+                    lacks = _may_lack_keys(data.metadata, group)
+                    read = {*columns, *of_lost, *(["row"] if lacks else [])}
+                    rows = data.read_row_group(group, sorted(read), use_threads=False)
+                    if lacks:
+                        rows = extractor.fill(rows)
                     if file["after"]:
                         rows = rows.filter(pc.greater(rows["serial"], file["after"]))
                     yield self._without_lost(rows, file).select(columns)
@@ -367,6 +377,19 @@ def _find_last(positions: Any) -> Any:
     codes = found["stream"].combine_chunks()
     stream = pa.DictionaryArray.from_arrays(codes, streams.dictionary)
     return pa.table({"stream": stream, "key": found["key"], "at": found["at_max"]})
+
+
+@lru_cache(maxsize=1)
+def _extractor(declared: bytes) -> KeyExtractor:
+    return KeyExtractor(msgspec.json.decode(declared))
+
+
+def _may_lack_keys(metadata: Any, group: int) -> bool:
+    """Whether rows of a row group may have texts and no keys, by its statistics, if it has any."""
+    columns = (metadata.row_group(group).column(number) for number in range(metadata.num_columns))
+    known = {one.path_in_schema: one.statistics for one in columns if one.path_in_schema in ("key", "row")}
+    counts = {None if one is None or not one.has_null_count else one.null_count for one in known.values()}
+    return len(counts) > 1 or None in counts
 
 
 def _row_groups(metadata: Any, serials: Any) -> list[list[int]]:

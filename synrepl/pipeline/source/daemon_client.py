@@ -5,6 +5,7 @@ import http.client
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from email.message import Message
 from typing import Any, Final
 
 import pyarrow as pa
@@ -135,13 +136,10 @@ class SourceClient:
     ) -> Iterator[Any]:
         if daemon.has_several:
             found = daemon.json(_request(EXTENT, {"limit": 1, "compacted": True}))
-            if (head := found["head"]) < upto:
-                why = f"its log ends at serial {head}, before serial {upto}"
-                if epoch is not None and found["epoch"] > epoch:
-                    raise Superseded(_superseded(daemon.url, f"{why} of epoch {epoch}", found["epoch"]))
-                raise ConnectError(why)
+            _check_head(daemon.url, found["head"], found.get("epoch"), upto, epoch)
         selected = {**self._selection, "checksum": False, "upto": upto, **query}
         response = daemon.stream(_request(CHANGELOG, selected), accept=ARROW)
+        _check_answer(daemon.url, response.headers, upto, epoch)
         if response.headers.get_content_type() != ARROW:
             raise ConnectError("it does not send Arrow; is it a synrepl daemon?", retryable=False)
         body = _Body(response)
@@ -223,6 +221,23 @@ def _superseded(url: str, why: str, epoch: int) -> str:
         f"{url}: {why}. It is in epoch {epoch}: the facts that it lacks were lost when it or its primary was"
         " promoted. Begin the query anew, with another checkpointLocation"
     )
+
+
+def _check_answer(url: str, headers: Message, upto: int, epoch: int | None) -> None:
+    """Raise unless the log that answers had `upto`: one URL may stand for several daemons."""
+    head, of = (headers.get(f"synrepl-{name}", "") for name in ("serial", "epoch"))
+    if head.isdecimal():
+        _check_head(url, int(head), int(of) if of.isdecimal() else None, upto, epoch)
+
+
+def _check_head(url: str, head: int, head_epoch: int | None, upto: int, epoch: int | None) -> None:
+    """Raise unless a log with this head has `upto`: `Superseded` if it is in a later epoch without it."""
+    if head >= upto:
+        return
+    why = f"its log ends at serial {head}, before serial {upto}"
+    if epoch is not None and head_epoch is not None and head_epoch > epoch:
+        raise Superseded(_superseded(url, f"{why} of epoch {epoch}", head_epoch))
+    raise ConnectError(why)
 
 
 def _can_recover(error: Exception) -> bool:

@@ -1,7 +1,7 @@
 """Spark sink that appends facts to a daemon: tasks stage the facts, the driver commits each batch once.
 
-The idempotency key is made of the query, the batch, the partition and the number of the file, so that a
-repeated batch is stored once.
+The idempotency key is made of the query, the batch and the number of the file in the batch, so that a
+repeated batch is stored once. It does not depend on the partitions, which may be others after a restart.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.source.daemon_client import SourceClient
+from synrepl.pipeline.source.daemon_client import SourceClient, SourceError
 from synrepl.pipeline.source.options import SourceOptions
 from synrepl.pipeline.source.staging import append_staged, build_facts, stage_facts
 
@@ -65,9 +65,18 @@ class FactSink(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
         """Append the staged facts of all tasks of this batch, in the driver."""
         daemon = SourceClient(self._options)
-        staged = (one for one in messages if isinstance(one, StagedFacts))
-        for one in sorted(staged, key=lambda one: one.partition):
-            append_staged(daemon, one.files, f"{self._query}/{batchId}/{one.partition}")
+        staged = [one for one in messages if isinstance(one, StagedFacts)]
+        staged.sort(key=lambda one: one.partition)
+        try:
+            append_staged(daemon, [file for one in staged for file in one.files], f"{self._query}/{batchId}")
+        except SourceError as error:
+            if error.code != "idempotency_key_reused":
+                raise
+            raise SourceError(
+                f"batch {batchId} of the query {self._query} was appended before, in part or as a whole, with"
+                f" its facts in other files: {error}. Repeat it with the settings of then (the number of"
+                " partitions, factsPerPartition, minPartitions, batchFacts), or give the query another name"
+            ) from error
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
         """Do nothing: the daemon removes staged facts that are never committed."""

@@ -7,9 +7,10 @@ that no other attempt can repeat.
 
 So a plan is made of what cannot change its meaning: serials, which are never used twice in a history, and the
 digests of the log before and after each range, which prove that the daemon that answers has the facts that
-were planned. A task that cannot prove it fails, with the reason; it never returns fewer rows. Within a range
-nothing may be missing either: without a filter serials are consecutive, and with one each fact names the
-token before it (`CompletenessCheck`).
+were planned (it is asked for the digest after a filtered range, whose last fact may not be in the answer). A
+task that cannot prove it fails, with the reason; it never returns fewer rows. Within a range nothing may be
+missing either: without a filter serials are consecutive, and with one each fact names the token before it
+(`CompletenessCheck`).
 
 If the daemon dies while a task reads, these follow:
 
@@ -20,7 +21,7 @@ If the daemon dies while a task reads, these follow:
    each with its digest; the daemon is not told of a commit (`StreamReader.commit` in `data_source.py`).
 
 Writing is safe in the same way: `FactSink` (`data_sink.py`) makes idempotency keys of the name of the query,
-the batch and the partition.
+the batch and the number of the file in it, which do not depend on the partitions.
 
 Planning asks only for extents (how many facts, how many bytes, up to which serial), and reads facts only to
 find the serial of a token that a query starts or ends with.
@@ -35,7 +36,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.http_api.routes import DECLARED, DIGESTS
+from synrepl.http_api.routes import DECLARED, DIGESTS, STATUS
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient, SourceError
 from synrepl.pipeline.source.offsets import EARLIEST, LATEST, Clock, Offset
 from synrepl.pipeline.source.options import SourceOptions
@@ -110,10 +111,12 @@ class Planner:
             return self._with_proof(Offset(serial=self._serial_before(request.at_ms, trimmed_upto)))
         if request.clock is None:
             return self._with_proof(Offset(serial=trimmed_upto))
-        skip, head = self._serial_limits(request.clock, trimmed_upto)
+        skip, head = self._serial_limits(request.clock, trimmed_upto, is_start=True)
+        after = trimmed_upto
         if all(writer in skip.get(stream, {}) for stream, of in head["clock"].items() for writer in of):
-            trimmed_upto = min([head["serial"], *(serial for of in skip.values() for serial in of.values())])
-        return self._with_proof(Offset(serial=max(trimmed_upto, 0), clock=request.clock, skip=skip))
+            wanted = min([head["serial"], *(serial for of in skip.values() for serial in of.values())])
+            after = max(wanted, trimmed_upto)
+        return self._with_proof(Offset(serial=after, clock=request.clock, skip=skip))
 
     def end(self, start: Offset, *, limit: int | None, upto: int | None = None) -> Offset:
         """Return the end of a micro-batch of at most `limit` facts, not beyond `upto`; `start` for none."""
@@ -161,7 +164,10 @@ class Planner:
         return start if is_past else start.advance(self._extent(start, upto=upto))
 
     def closed_range(self) -> tuple[Offset, Offset, Clock]:
-        """Return start and end of a closed range, and the last serial of each writer with an ending token."""
+        """Return start and end of a closed range, and the last serial of each writer with an ending token.
+
+        Raises `SourceError` if the log does not have the ending serial yet.
+        """
         start = self.start()
         request = self._options.ending_timestamp or self._options.ending_offsets
         if request.word == EARLIEST:
@@ -170,6 +176,10 @@ class Planner:
         if request.at_ms is not None:
             upto = self._serial_before(request.at_ms, start.serial)
         end = self.last(start, upto)
+        if request.offset is not None and end.serial < request.offset.serial:
+            raise SourceError(
+                f"endingOffsets: the log ends at serial {end.serial}, before serial {request.offset.serial}"
+            )
         until = {} if request.clock is None else self._serial_limits(request.clock, start.serial)[0]
         return start, end, until
 
@@ -204,18 +214,23 @@ class Planner:
 
     def _extent(self, start: Offset, **query: Any) -> Any:
         compacted = self._options.compacted and not start.serial
+        given = {
+            "since": start.serial,
+            "epoch": start.epoch,
+            "digest": start.digest,
+            "history": start.history,
+            "compacted": compacted or None,
+            # The lease of `reader` retains facts after this position. Tasks do not move it: they read facts
+            # after the position.
+            "reader": self._options.reader,
+        }
         try:
-            return self._daemon.extent(
-                since=start.serial,
-                epoch=start.epoch,
-                digest=start.digest,
-                history=start.history,
-                compacted=compacted or None,
-                # The lease of `reader` retains facts after this position. Tasks do not move it: they read
-                # facts after the position.
-                reader=self._options.reader,
-                **query,
-            )
+            found = self._daemon.extent(**given, **query)
+            trimmed_upto = min(found["trimmed_upto"], query.get("upto") or found["head"])
+            if compacted and found["serial"] < trimmed_upto:
+                # Whatever the limit: where the rest begins, nothing tells a trimmed fact from a lost one.
+                found = self._daemon.extent(**given, upto=trimmed_upto)
+            return found
         except DataLoss as loss:
             if self._options.fail_on_data_loss:
                 raise
@@ -223,10 +238,13 @@ class Planner:
             _logger.warning("%s; continuing after serial %d", loss, trimmed_upto)
             return self._daemon.extent(since=trimmed_upto, **query)
 
-    def _serial_limits(self, clock: Clock, trimmed_upto: int) -> tuple[dict[str, dict[str, int]], Any]:
+    def _serial_limits(
+        self, clock: Clock, trimmed_upto: int, *, is_start: bool = False
+    ) -> tuple[dict[str, dict[str, int]], Any]:
         """Return the last serial up to the token of each writer of `clock`, and the extent of the log.
 
-        Reads facts of the writers from the daemon, when a query starts.
+        Reads facts of the writers from the daemon, when a query starts. Raises `DataLoss` if the log was
+        trimmed beyond a token at which the query is to start (`is_start`).
         """
         head = self._daemon.extent(since=trimmed_upto, compacted=True)
         found: dict[str, dict[str, int]] = {}
@@ -242,9 +260,30 @@ class Planner:
                         first = pc.index(pc.greater(batch["token"], token), True).as_py()
                         if first >= 0:
                             serial = batch["serial"][first].as_py() - 1
+                            before = batch["prev_token"][first].as_py()
+                            # A late fact names no predecessor.
+                            is_lost = token < before < batch["token"][first].as_py()
                             break
+                    else:
+                        is_lost = is_start and trimmed_upto > 0 and self._position(stream, writer) > token
+                    if is_start and trimmed_upto and is_lost:
+                        self._tell_loss(stream, writer, token, trimmed_upto)
                 found.setdefault(stream, {})[writer] = serial
         return found, head
+
+    def _position(self, stream: str, writer: str) -> int:
+        """Return the last token of a writer, whose facts may all be trimmed."""
+        of = self._daemon.get(STATUS)["streams"].get(stream) or {}
+        return int((of.get("writers") or {}).get(writer, 0))
+
+    def _tell_loss(self, stream: str, writer: str, token: int, trimmed_upto: int) -> None:
+        why = (
+            f"startingOffsets: facts of writer {writer} in stream {stream} after token {token} were trimmed,"
+            f" as the log is trimmed up to serial {trimmed_upto}"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLoss(f"{why}; begin at earliest, or set failOnDataLoss=false to skip trimmed facts")
+        _logger.warning("%s; beginning after them", why)
 
     def ranges(self, start: Offset, end: Offset, until: Clock) -> list[SerialRange]:
         """Return the ranges of the tasks between two offsets, of about equal size."""
@@ -256,9 +295,13 @@ class Planner:
             at_most_each=options.facts_per_partition,
         )
         digests: dict[int, str | None] = {}
+        epoch = end.epoch
         for first in range(0, len(serials), MAX_SERIALS):
-            found = self._daemon.get(DIGESTS, serials=serials[first : first + MAX_SERIALS])["digests"]
-            digests.update((int(serial), digest) for serial, digest in found.items())
+            found = self._daemon.get(DIGESTS, serials=serials[first : first + MAX_SERIALS])
+            digests.update((int(serial), digest) for serial, digest in found["digests"].items())
+        if (known := digests.get(end.serial)) is not None and end.digest in (None, known):
+            # This log has the end: a daemon in the same epoch will have it too, and only a later one may not.
+            epoch = max(epoch, found["epoch"])
         may_lack = options.compacted or not options.fail_on_data_loss
         trimmed_upto = self._trimmed_upto() if may_lack else 0
         return [
@@ -268,7 +311,7 @@ class Planner:
                 history=end.history,
                 digest=digests.get(after),
                 end_digest=digests.get(upto),
-                epoch=end.epoch,
+                epoch=epoch,
                 compacted=after < trimmed_upto,
                 skip=start.skip,
                 until=until,
@@ -310,10 +353,7 @@ class CompletenessCheck:
         if self._at != planned.upto:
             raise DataLoss(f"the response lacks serials {self._at + 1} to {planned.upto}")
         if planned.end_digest is not None and self._digest != planned.end_digest:
-            raise DataLoss(
-                f"the log was replaced since the range was planned: the digest of serial {planned.upto} was"
-                f" {planned.end_digest}, and is {self._digest}"
-            )
+            raise DataLoss(_replaced(planned, self._digest))
 
     def _check_serials(self, serials: Any) -> None:
         first = self._at + 1
@@ -348,7 +388,7 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
     """Yield record batches of the rows of a range, in order. Raises `DataLoss` and `SourceError`."""
     is_all = options.streams is None and options.writers is None
     completeness = CompletenessCheck(planned, is_all=is_all)
-    add_keys = _keys(daemon) if "key" in options.columns else None
+    add_keys = _keys(daemon, planned.upto) if "key" in options.columns else None
     layout = options.layout
     if layout is not None and not {column.name for column in layout.columns} & set(options.columns):
         layout = None
@@ -373,6 +413,25 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
             [own[name] if name in own else rows[name] for name in options.columns], schema=schema
         )
     completeness.finish()
+    if not (is_all and not planned.compacted) and planned.end_digest is not None:
+        _check_end(planned, daemon.get(DIGESTS, serials=[planned.upto]))
+
+
+def _check_end(planned: SerialRange, found: Any) -> None:
+    """Check that the log has the planned end of a range whose last fact may not be in the response."""
+    digest = found["digests"][str(planned.upto)]
+    if digest is None and found["serial"] < planned.upto:
+        raise SourceError(f"the log ends at serial {found['serial']}, before serial {planned.upto}")
+    # The digest of a fact that was trimmed is unknown.
+    if digest not in (None, planned.end_digest):
+        raise DataLoss(_replaced(planned, digest))
+
+
+def _replaced(planned: SerialRange, digest: str | None) -> str:
+    return (
+        f"the log was replaced since the range was planned: the digest of serial {planned.upto} was"
+        f" {planned.end_digest}, and is {digest}"
+    )
 
 
 def _within(facts: Any, planned: SerialRange) -> Any:
@@ -385,7 +444,8 @@ def _within(facts: Any, planned: SerialRange) -> Any:
     return facts
 
 
-def _keys(daemon: SourceClient) -> Any:
+def _keys(daemon: SourceClient, upto: int) -> Any:
+    """Return what adds keys to rows, with the streams that were declared up to this serial."""
     try:
         from synrepl.pipeline.keys import KeyExtractor  # executors may lack it
     except ImportError as error:
@@ -394,6 +454,8 @@ def _keys(daemon: SourceClient) -> Any:
             " the option columns"
         ) from error
     try:
+        # A replica that is behind may not have the declaration yet: the same daemon is asked for both.
+        daemon.extent(min_serial=upto, since=upto, upto=upto, limit=1, compacted=True)
         declared = daemon.get(DECLARED)["streams"]
     except SourceError as error:
         if error.code != "not_found":

@@ -23,8 +23,8 @@ StagedFact = tuple[str, str | None, str]
 def build_facts(lines: Iterable[dict[str, Any]], options: SourceOptions) -> Iterator[StagedFact]:
     """Yield the facts of these lines.
 
-    A line with `rows` is a fact. Consecutive lines with a `row` are one fact if they have the same `serial`,
-    or, without that column, the same stream, writer and `token`; without either column, each line is a fact.
+    A line with `rows` is a fact. Consecutive lines with a `row` are one fact if they have the same stream,
+    writer and `serial`, or, without a serial, `token`; a line without either is a fact.
     Facts without rows are skipped: they only certify the position of their writer.
     """
     numbers = count()
@@ -34,10 +34,9 @@ def build_facts(lines: Iterable[dict[str, Any]], options: SourceOptions) -> Iter
 
     def identity(line: dict[str, Any]) -> tuple[Any, ...]:
         if line.get("rows") is None:
-            if "serial" in line:
-                return ("serial", line["serial"])
-            if "token" in line:
-                return ("token", *source(line), line["token"])
+            for name in ("serial", "token"):
+                if line.get(name) is not None:
+                    return (name, *source(line), line[name])
         return ("line", next(numbers))
 
     with_rows = (line for line in lines if line.get("rows") is not None or line.get("row") is not None)
@@ -54,18 +53,29 @@ def request_bodies(facts: Iterable[StagedFact], most: int) -> Iterator[tuple[byt
     """
     left = iter(facts)
     while some := list(islice(left, most)):
-        appends = []
-        for (stream, writer), run in groupby(some, itemgetter(0, 1)):
-            head = json.dumps({"stream": stream} if writer is None else {"stream": stream, "writer": writer})
-            appends.append(f'{head[:-1]}, "facts": [{",".join(rows for *_, rows in run)}]}}')
-        yield f'{{"appends": [{",".join(appends)}]}}'.encode(), len(some)
+        runs = groupby(some, itemgetter(0, 1))
+        yield request_body((*source, (rows for *_, rows in run)) for source, run in runs), len(some)
+
+
+def request_body(appends: Iterable[tuple[str, str | None, Iterable[str]]]) -> bytes:
+    """Return the body for ``POST /v1/facts`` of these appends: stream, writer and the rows of each fact."""
+    texts = []
+    for stream, writer, facts in appends:
+        head = json.dumps({"stream": stream} if writer is None else {"stream": stream, "writer": writer})
+        texts.append(f'{head[:-1]}, "facts": [{",".join(facts)}]}}')
+    return f'{{"appends": [{",".join(texts)}]}}'.encode()
 
 
 def stage_facts(facts: Iterable[StagedFact], options: SourceOptions) -> list[str]:
     """Upload facts in files of `batch_facts`; return their checksums, in order."""
+    return stage_bodies((body for body, _ in request_bodies(facts, options.batch_facts)), options)
+
+
+def stage_bodies(bodies: Iterable[bytes], options: SourceOptions) -> list[str]:
+    """Upload bodies of requests as files; return their checksums, in order."""
     daemon = SourceClient(options)
     files = []
-    for body, _ in request_bodies(facts, options.batch_facts):
+    for body in bodies:
         files.append(hashlib.sha256(body).hexdigest())
         # The daemon may have files where they are not installed here.
         daemon.send(HttpRequest("PUT", f"/v1/files/sha256/{files[-1]}"), body)

@@ -1,7 +1,8 @@
 """The job `tables`: advances the tables to the end of an archive, each fact exactly once.
 
-The position of a table is in the table's own log, as two application transactions: the last serial and its
-epoch. So rows and position change in one commit, and of two jobs that add the same facts one fails.
+The position of a table is in the table's own log, as application transactions: the last serial, its epoch,
+and a part of its digest. So rows and position change in one commit, and of two jobs that add the same facts
+one fails.
 """
 
 import re
@@ -78,8 +79,9 @@ def update_tables(
 ) -> TablesResult:
     """Advance the tables `only`, or all, to the end of the archive: Delta tables in the folder `out`.
 
-    A table is computed from the whole archive if it is new, if facts of its stream were lost since, if its
-    columns have changed, or if there are too many new rows for a merge. Raises `BadArchive` for tables that
+    A table is computed from the whole archive if it is new, if facts of its stream were lost since, if it has
+    facts of a log that was restored or replaced since, if its columns have changed, or if there are too many
+    new rows for a merge. Raises `BadArchive` for tables that
     are of another log, are beyond the end of the archive, or cannot be updated, and `ConfigError` if `out`
     cannot have tables.
     """
@@ -173,11 +175,18 @@ class _TableJob:
         self.position = position
 
     def _is_stale(self) -> bool:
-        """Whether the table must be computed again: facts were lost, or its columns have changed."""
+        """Whether the table must be computed again: it has other facts than the archive, or other columns."""
         if self.delta is None:
             return True
         epoch = self.delta.transaction_version(f"{self.app}-epoch") or 0
         if any(start.epoch > epoch for start in self.losses):
+            return True
+        if not self.source.end.continues(epoch, self.position):
+            return True
+        known = self.delta.transaction_version(f"{self.app}-digest")
+        # Releases up to 26.11.1 kept no digest. Another job may have seen a newer version of the archive.
+        is_here = known is not None and self.position <= self.source.end.last_serial
+        if is_here and known != _number_of(self.source.digest_at(self.position)):
             return True
         nothing = self._rows(self.files.slice(0, 0))
         was, now = (
@@ -233,8 +242,14 @@ class _TableJob:
             app_transactions=[
                 Transaction(self.app, end.last_serial),
                 Transaction(f"{self.app}-epoch", end.epoch),
+                Transaction(f"{self.app}-digest", _number_of(end.digest)),
             ],
         )
+
+
+def _number_of(digest: str | None) -> int:
+    """Return the first 60 bits of a digest, as many as a transaction has room for; -1 if it is unknown."""
+    return int(digest[:15], 16) if digest else -1
 
 
 def _compact(delta: DeltaTable | None) -> None:
