@@ -145,15 +145,18 @@ def _behind(
 ) -> Iterator[Finding]:
     """Behind the events of the first look at the last, and standing still: far, or long although called.
 
-    Each new event calls it. Until one comes, a reader may rest below the last events: Synapse does not store
+    An event must wait for it at both: of outliers, as a join stores thousands, nobody is told. Each new event
+    calls it. Until one comes, a reader may rest below the last events: Synapse does not store
     a position for events that are none of its business.
     """
     first, last, highest = readers[0], readers[-1], events[0]
     if first is None or last is None or highest is None or first.position != last.position:
         return
+    if first.waiting_seconds is None or last.waiting_seconds is None:
+        return
     behind = highest - last.position
     was_called = len(events) > 2 and (events[1] or 0) > highest
-    is_late = was_called and (last.waiting_seconds or 0.0) >= WAITING_SECONDS
+    is_late = was_called and last.waiting_seconds >= WAITING_SECONDS
     if behind >= BEHIND_EVENTS or (behind > 0 and is_late):
         yield Finding(
             kind=kind,

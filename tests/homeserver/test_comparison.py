@@ -558,7 +558,7 @@ class TestConsumers:
         """As it is in a container: what the database says counts."""
         server = msgspec.structs.replace(SERVER, appservices=None)
         down = Appservice(name="bridge", is_down=True, first_waiting=10, last_waiting=2009)
-        behind = consumers(events=5_000, appservices_reader=EventsProgress(12), appservices=[down])
+        behind = consumers(events=5_000, appservices_reader=EventsProgress(12, 7.0), appservices=[down])
 
         assert [("appservice_down", "", "bridge"), ("appservices_behind", "", "")] == found(server, behind)
 
@@ -574,14 +574,14 @@ class TestConsumers:
     def test_a_sender_by_the_files(self, case: str, sender: str, expected: list[Any]) -> None:
         """An old worker_app makes one, too."""
         files = sorted((CASES / case).glob("*.yaml"))
-        seen = consumers(events=6_008, federation={sender: EventsProgress(10)})
+        seen = consumers(events=6_008, federation={sender: EventsProgress(10, 7.0)})
         kinds = [one for one in found(read_homeserver(files), seen) if one[0] == "federation_behind"]
 
         assert expected == kinds
 
     def test_a_position_that_is_lost_has_a_statement(self) -> None:
         """With what it costs."""
-        (finding,) = compare(SERVER, consumers(events=6_008, appservices_reader=EventsProgress(12)))
+        (finding,) = compare(SERVER, consumers(events=6_008, appservices_reader=EventsProgress(12, 7.0)))
 
         assert finding.cure.startswith("UPDATE appservice_stream_position SET stream_ordering")
         assert "sent to no application service" in finding.cost
@@ -594,9 +594,24 @@ class TestConsumers:
         assert is_found is bool(found(SERVER, seen))
         assert [] == found(msgspec.structs.replace(SERVER, appservices=()), seen)
 
+    @pytest.mark.parametrize(
+        "waiting", [(None, None, None), (None, None, 0.1)], ids=["none waits", "one came just now"]
+    )
+    def test_outliers_wait_for_nobody(self, waiting: tuple[float | None, ...]) -> None:
+        """A join stores thousands of them, and no sender is told."""
+        readers = [EventsProgress(100, one) for one in waiting]
+        seen = [
+            msgspec.structs.replace(
+                consumers(events=5_000, appservices_reader=one, federation={"master": one})[0], at=at
+            )
+            for at, one in zip(TIMES, readers, strict=True)
+        ]
+
+        assert [] == found(SERVER, seen)
+
     def test_federation(self) -> None:
         """A sender that was removed is left out, and so is one that never sent."""
-        readers = {"master": EventsProgress(100, 7.0), "gone": EventsProgress(1)}
+        readers = {"master": EventsProgress(100, 7.0), "gone": EventsProgress(1, 7.0)}
         seen = consumers(events=5_000, federation=readers)
 
         assert [("federation_behind", "", "master")] == found(SERVER, seen)
