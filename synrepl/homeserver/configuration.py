@@ -116,11 +116,11 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     no port. `holds` are the ports and paths of its other listeners, and whether each is of type http.
     `listens_tcp` are those of the older type, `listens_tls` those with TLS. `lacks_main_port`: it does
     not know the port of the main process. `shares_not` are the duties that it does whole, as no list of
-    names is set. `done_in`: if several files have its name, those of each duty. `has_media` says whether
-    it loads the media repository,
-    and `is_for_media` that it has no other work. `secret_mark` tells equal replication secrets from
-    different ones; it is empty without a secret, and None if it cannot be read. `writers` are the
-    `stream_writers` in its files, and `refusals` what any release refuses in them.
+    names is set, and `shares_with` the names of such a list, by the duty; `as_text` are duties of which that
+    list is a text. `done_in`: if several files have its name, those of each duty. `has_media` says whether it
+    loads the media repository, and `is_for_media` that it has no other work. `secret_mark` tells equal
+    replication secrets from different ones; it is empty without a secret, and None if it cannot be read.
+    `writers` are the `stream_writers` in its files, and `refusals` what any release refuses in them.
     """
 
     name: str
@@ -138,6 +138,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     serves: frozenset[str] | None = None
     lacks_main_port: bool = False
     shares_not: tuple[str, ...] = ()
+    shares_with: Mapping[str, tuple[str, ...]] = {}
+    as_text: tuple[str, ...] = ()
     done_in: Mapping[str, tuple[str, ...]] = {}
     has_media: bool = False
     is_for_media: bool = False
@@ -496,6 +498,16 @@ class _ConfigurationLoader:
                 duty.name
                 for duty in DUTIES
                 if not duty.is_of_one and not config.get(duty.names) and duty.has(config, self._release)
+            ),
+            shares_with={
+                duty.name: names for duty in DUTIES if (names := duty.shares_with(config, self._release))
+            },
+            as_text=tuple(
+                duty.name
+                for duty in DUTIES
+                if duty.shares_with(config, self._release)
+                and isinstance(value := config.get(duty.names), str)
+                and not isinstance(value, Template)
             ),
             done_in=self._done_in(name),
             has_media=has_media(config),

@@ -65,6 +65,8 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "name_twice": "two processes have one name",
         "unknown_process": "a duty, a stream or `instance_map` names a process that no file is of",
         "done_twice": "several processes do what one does for all, or what they do not share",
+        "text_for_list": "a list of names is a text, whose letters Synapse takes for the names",
+        "different_lists": "processes have different lists of who sends, or pushes",
         "does_nothing": "a process is named for work that no key leaves to it; of another name it is a note",
         "media_not_served": "a process has media and no listener for it, or a listener for it and no media",
         "wrong_port": "`instance_map` has an address at which that process does not listen for replication",
