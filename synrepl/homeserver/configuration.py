@@ -21,14 +21,15 @@ from synrepl.errors import ConfigError, suggest
 from synrepl.homeserver.addresses import (
     LOOPBACK,
     Elsewhere,
+    InstanceEntry,
     MetricsAddress,
     PathMap,
     Target,
     binds_of,
     collide,
     elsewhere,
+    entries_of,
     hosts_of,
-    instances_of,
     match_targets,
     metrics_of,
 )
@@ -204,10 +205,10 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
 
     `writers` are the configured writers of each stream, by the name in `stream_writers`; a stream that is not
     there is written by the main process. `named` are the names that duties, `stream_writers` and
-    `instance_map` have, each with the keys and the file that name it. `instances` are the port or the
-    path of the processes in `instance_map`. `proxies` are those through which others talk to other
-    servers, `calls_tls` those that others go to by TLS. `old_ports` are ports of the main process by a
-    worker's older keys: its name, the key, the port. `replaced` are keys that say nothing, as another
+    `instance_map` have, each with the keys and the file that name it. `instances` are the entries of
+    `instance_map`, which may differ by the process. `proxies` are those through which others talk to other
+    servers. `old_ports` are ports of the main process by a worker's older keys: its name, the key, the host
+    and the port. `replaced` are keys that say nothing, as another
     file has them again, and `newer` those that not all releases know. `appservices` are the ids of
     configured application services, and None if not all of them are known. `pushes` says whether any
     process does. `twice` are files that have a process' name in common, by the name. `unnamed` are files
@@ -228,10 +229,9 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[Process, ...]
     writers: Mapping[str, tuple[str, ...]] = {}
     named: Mapping[str, tuple[str, ...]] = {}
-    instances: Mapping[str, int | str] = {}
+    instances: tuple[InstanceEntry, ...] = ()
     proxies: frozenset[str] = frozenset()
-    calls_tls: frozenset[str] = frozenset()
-    old_ports: tuple[tuple[str, str, int], ...] = ()
+    old_ports: tuple[tuple[str, str, str, int], ...] = ()
     replaced: tuple[Replaced, ...] = ()
     newer: tuple[NewerKey, ...] = ()
     appservices: tuple[str, ...] | None = ()
@@ -316,6 +316,7 @@ class _ConfigurationLoader:
         self._unread: list[Unseen] = []
         self._notes: list[Finding] = []
         self._hosts = hosts_of(self._configs)
+        self._entries = entries_of(self._configs)
 
     def read(self) -> Homeserver:
         for file, kind in self._merged.around:
@@ -396,8 +397,7 @@ class _ConfigurationLoader:
             processes=tuple(processes),
             writers=writers,
             named={name: tuple(of) for name, of in named.items()},
-            instances=self._instances(),
-            calls_tls=frozenset(self._calls_tls()),
+            instances=tuple(self._entries),
             old_ports=tuple(self._old_ports()),
             replaced=tuple(filter(self._is_wrong, self._merged.replaced)),
             newer=tuple(dict.fromkeys(one for config in self._configs for one in newer_keys(config))),
@@ -607,28 +607,13 @@ class _ConfigurationLoader:
         is_unknown = isinstance(config.get(key), Template) or any(isinstance(one, Template) for one in found)
         return None if is_unknown or (config.is_main and key not in config) else frozenset(found)
 
-    def _instances(self) -> dict[str, int | str]:
-        found: dict[str, int | str] = {}
-        for config in self._configs:
-            for name, (_, where) in instances_of(config, NEWEST.release).items():
-                if isinstance(where, int | str) and not isinstance(where, Template):
-                    found.setdefault(name, where)
-        return found
-
     def _is_wrong(self, lost: Replaced) -> bool:
         """Whether what was lost is needed. Workers may serve what the main process does not."""
         has_workers = any(not config.is_main for config in self._configs)
         return bool(lost.times) or (lost.is_wrong and not (lost.key == "listeners" and has_workers))
 
-    def _calls_tls(self) -> Iterator[str]:
-        """Yield the processes that others connect to over TLS, according to `instance_map`."""
-        for config in self._configs:
-            for name, entry in config.mapping("instance_map").items():
-                if as_mapping(entry).get("tls"):
-                    yield MAIN if name == "main" else str(name)
-
-    def _old_ports(self) -> Iterator[tuple[str, str, int]]:
-        """Workers with a port of the main process by an older key that counts: name, key, port."""
+    def _old_ports(self) -> Iterator[tuple[str, str, str, int]]:
+        """Workers with a port of the main process by an older key that counts: name, key, host, port."""
         tcp = "worker_replication_port"
         # Lines go over TCP where Redis does not take them.
         by_tcp = self._release in TCP and not self._main.mapping("redis").get("enabled")
@@ -636,7 +621,7 @@ class _ConfigurationLoader:
             keys = [] if "main" in config.mapping("instance_map") else ["worker_replication_http_port"]
             for key in keys + [tcp] * by_tcp:
                 if not config.is_main and isinstance(port := config.get(key), int) and port:
-                    yield config.name, key, port
+                    yield config.name, key, str(config.get("worker_replication_host") or ""), port
 
     def _named(self) -> dict[str, list[str]]:
         """The names that keys give, each with those keys and the files that have them."""
@@ -715,7 +700,9 @@ class _ConfigurationLoader:
 
     def _say_what_is_not_reached(self) -> None:
         """Name the listeners at loopback of processes that others go to at another host."""
-        at: dict[str, set[Any]] = {name: {where} for name, where in self._instances().items()}
+        at: dict[str, set[Any]] = {}
+        for entry in self._entries:
+            at.setdefault(entry.name, set()).add(entry.where)
         older = [config.get("worker_replication_http_port") for config in self._configs]
         at.setdefault(MAIN, set()).update(port for port in older if isinstance(port, int))
         for config in self._configs:

@@ -1,10 +1,11 @@
 """Finds what is wrong in a homeserver's files alone; without I/O."""
 
 from collections.abc import Collection, Iterator, Sequence
+from os.path import normpath
 from typing import Final
 
 from synrepl.errors import suggest
-from synrepl.homeserver.addresses import LOOPBACK
+from synrepl.homeserver.addresses import LOOPBACK, InstanceEntry
 from synrepl.homeserver.configuration import Homeserver, Process
 from synrepl.homeserver.duties import DOES, DUTIES, UNDONE
 from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, RESTART_WITH_MAIN, Finding, Unseen
@@ -45,9 +46,8 @@ def find_in_files(
         missing = [name for name in homeserver.named if _is_missing(homeserver, name)]
         yield from find_without_work(homeserver, missing)
     yield from _misspelled(homeserver)
-    yield from _wrong_ports(homeserver)
+    yield from (one for one, is_wrong in _all_wrong_ports(homeserver) if is_wrong)
     yield from _unmapped(homeserver)
-    yield from _wrong_old_ports(homeserver)
     yield from _shared_ports(homeserver)
     yield from homeserver.in_values
     if is_whole:
@@ -235,7 +235,7 @@ def _meant(homeserver: Homeserver, name: str) -> str:
         return hint
     if unnamed := sum(map(len, homeserver.unnamed.values())):
         return f"; {_without_name(unnamed)}, and one of them may be meant"
-    if MAIN not in homeserver.instances and "instance_map" in keys:
+    if "instance_map" in keys and all(one.name != MAIN for one in homeserver.instances):
         return f"; the main process is called main in instance_map, and {MAIN} elsewhere"
     return ""
 
@@ -301,7 +301,11 @@ def _and_listener(homeserver: Homeserver) -> str:
 
 
 def notes_on_listeners(homeserver: Homeserver) -> Iterator[Finding]:
-    """A main process that listens nowhere: it starts, and logs nothing of it. Its file may be shortened."""
+    """Addresses that something else may lead to a process, and a main process that listens nowhere.
+
+    That starts, and logs nothing of it. Its file may be shortened.
+    """
+    yield from (one for one, is_wrong in _all_wrong_ports(homeserver) if not is_wrong)
     main = homeserver.process(MAIN)
     if main is None or not main.file or main.has_listeners or not homeserver.server_name:
         return
@@ -323,7 +327,7 @@ def notes_on_listeners(homeserver: Homeserver) -> Iterator[Finding]:
 
 def _mapped(homeserver: Homeserver) -> str:
     """Where `instance_map` has the main process."""
-    where = homeserver.instances.get(MAIN)
+    where = next((one.where for one in homeserver.instances if one.name == MAIN), None)
     return "" if where is None else f" at {printable(str(where))}, as instance_map.main has it"
 
 
@@ -332,9 +336,10 @@ def _unmapped(homeserver: Homeserver) -> Iterator[Finding]:
     reached = dict.fromkeys(
         [*(name for names in homeserver.writers.values() for name in names), *sorted(homeserver.proxies)]
     )
+    mapped = {one.name for one in homeserver.instances}
     for name in reached:
         process = homeserver.process(name)
-        is_there = process is not None and process.file and name != MAIN and name not in homeserver.instances
+        is_there = process is not None and process.file and name != MAIN and name not in mapped
         if process is None or not is_there or process.listens is None or process.listens:
             continue
         at = [where for where, is_http in process.holds.items() if is_http]
@@ -350,28 +355,62 @@ def _unmapped(homeserver: Homeserver) -> Iterator[Finding]:
         )
 
 
-def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:
-    for name, where in homeserver.instances.items():
-        process = homeserver.process(name)
+def _all_wrong_ports(homeserver: Homeserver) -> Iterator[tuple[Finding, bool]]:
+    """Yield each address at which a process does not listen, and whether that is wrong in any case."""
+    yield from _wrong_ports(homeserver)
+    yield from _wrong_old_ports(homeserver)
+
+
+def _is_wrong_port(process: Process, where: int | str, host: str, listens: Collection[int | str]) -> bool:
+    """Whether a process cannot be reached there, whatever is between.
+
+    A proxy, a Service or Docker may lead a port of another host, or a folder with a socket, to where the
+    process listens; but not if it listens nowhere, or has another listener there.
+    """
+    return not listens or where in process.holds or (isinstance(where, int) and host in LOOPBACK)
+
+
+MAPPED: Final = (
+    "nothing, if a proxy, a Service or Docker leads it to where the process listens (a folder with a socket"
+    " may have another path in a container); else "
+)
+"""The beginning of what to do about an address at which a process itself does not listen."""
+
+
+def _wrong_ports(homeserver: Homeserver) -> Iterator[tuple[Finding, bool]]:
+    for at in homeserver.instances:
+        process, where = homeserver.process(at.name), at.where
         if process is None or process.listens is None:
             continue
-        if where in process.listens:
-            yield from _wrong_tls(homeserver, process, where)
+        if isinstance(where, str):
+            where = normpath(where)
+        if where in [normpath(one) if isinstance(one, str) else one for one in process.listens]:
+            for one in _wrong_tls(process, at):
+                yield one, True
             continue
         listens = ", ".join(printable(str(one)) for one in process.listens)
-        entry = "main" if name == MAIN else printable(name)
-        yield Finding(
-            kind="wrong_port",
-            process=name,
-            why=f"`instance_map` has {printable(str(where))} for {entry}, and {process.file} has"
-            f" {f'replication at {listens}' if listens else 'no listener with the resource replication'}:"
-            " requests of other processes to it fail",
-            remedy=f"set instance_map.{entry} to {listens} in the shared file"
+        entry = "main" if at.name == MAIN else printable(at.name)
+        is_wrong = _is_wrong_port(process, where, at.host, process.listens)
+        others = [one for one in homeserver.instances if one.name == at.name and one != at]
+        of, file = (f" of {several([*at.in_files])}", at.in_files[0]) if others else ("", "the shared file")
+        remedy = (
+            f"set instance_map.{entry} to {listens} in {file}"
             if listens
             else _at_held_port(process, where, f"it at instance_map.{entry}")
             or f"add to {process.file} a listener of type http at {printable(str(where))} with the resource"
-            " replication",
-            cost=RESTART_ALL if listens else RESTART_ONE,
+            " replication"
+        )
+        yield (
+            Finding(
+                kind="wrong_port",
+                process=at.name,
+                why=f"`instance_map`{of} has {printable(str(where))} for {entry}, and {process.file} has"
+                f" {f'replication at {listens}' if listens else 'no listener with the resource replication'}"
+                + (": requests of other processes to it fail" if is_wrong else ""),
+                remedy=remedy if is_wrong else f"{MAPPED}{remedy}",
+                cost=RESTART_ALL if listens else RESTART_ONE,
+            ),
+            is_wrong,
         )
 
 
@@ -388,10 +427,10 @@ def _at_held_port(process: Process, where: int | str, key: str, *, is_http: bool
     )
 
 
-def _wrong_tls(homeserver: Homeserver, process: Process, where: int | str) -> Iterator[Finding]:
+def _wrong_tls(process: Process, at: InstanceEntry) -> Iterator[Finding]:
     """Of TLS at one end. At another host a proxy may take it off."""
-    listens, calls = where in process.listens_tls, process.name in homeserver.calls_tls
-    if listens == calls or (calls and process.host not in LOOPBACK) or not isinstance(where, int):
+    listens, calls, where = at.where in process.listens_tls, at.is_tls, at.where
+    if listens == calls or (calls and at.host not in LOOPBACK) or not isinstance(where, int):
         return
     entry = "main" if process.name == MAIN else printable(process.name)
     yield Finding(
@@ -404,32 +443,40 @@ def _wrong_tls(homeserver: Homeserver, process: Process, where: int | str) -> It
     )
 
 
-def _wrong_old_ports(homeserver: Homeserver) -> Iterator[Finding]:
+def _wrong_old_ports(homeserver: Homeserver) -> Iterator[tuple[Finding, bool]]:
     """Ports of the main process by older keys, at which it does not listen."""
     main = homeserver.process(MAIN)
     if main is None or not main.file or main.listens is None:
         return
-    grouped: dict[tuple[str, int], list[str]] = {}
-    for name, key, port in homeserver.old_ports:
+    grouped: dict[tuple[str, str, int], list[str]] = {}
+    for name, key, host, port in homeserver.old_ports:
         if port not in (main.listens if "http" in key else main.listens_tcp):
-            grouped.setdefault((key, port), []).append(name)
-    for (key, port), names in grouped.items():
+            grouped.setdefault((key, host, port), []).append(name)
+    for (key, host, port), names in grouped.items():
         is_http = "http" in key
-        listens = ", ".join(printable(str(one)) for one in (main.listens if is_http else main.listens_tcp))
+        at = main.listens if is_http else main.listens_tcp
+        listens = ", ".join(printable(str(one)) for one in at)
         what = "the resource replication" if is_http else "the type replication"
-        yield Finding(
-            kind="wrong_port",
-            process=names[0] if len(names) == 1 else "",
-            count=len(names),
-            why=f"`{key}` is {port} for {several([*map(printable, names)])}, and {main.file} has"
-            + (f" {what} at {listens}" if listens else f" no listener with {what}")
-            + ": the main process is not reached",
-            remedy=f"set `{key}: {listens}`"
+        is_wrong = _is_wrong_port(main, port, host, at) or port in (*main.listens, *main.listens_tcp)
+        remedy = (
+            f"set `{key}: {listens}`"
             if listens
             else _at_held_port(main, port, f"`{key}` to its port", is_http=is_http)
             or f"add to `listeners` in {main.file}: {{port: {port}, type: "
-            + ("http, resources: [{names: [replication]}]}" if is_http else "replication}"),
-            cost=RESTART_ALL,
+            + ("http, resources: [{names: [replication]}]}" if is_http else "replication}")
+        )
+        yield (
+            Finding(
+                kind="wrong_port",
+                process=names[0] if len(names) == 1 else "",
+                count=len(names),
+                why=f"`{key}` is {port} for {several([*map(printable, names)])}, and {main.file} has"
+                + (f" {what} at {listens}" if listens else f" no listener with {what}")
+                + (": the main process is not reached" if is_wrong else ""),
+                remedy=remedy if is_wrong else f"{MAPPED}{remedy}",
+                cost=RESTART_ALL,
+            ),
+            is_wrong,
         )
 
 

@@ -149,6 +149,7 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
         "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
         "replaced_key": "a key that another file, or the same, has again, without all that was in it",
         "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",
+        "wrong_port": "a process does not listen where others look for it, unless something leads there",
         "loopback_only": "a process listens for replication at loopback, and others go to another host",
         "ignored_key": "a key of workers, where there is none, or a factor of a cache that is not there",
         "no_name": "the file of a worker has no name: what is started with it has one name",

@@ -328,7 +328,7 @@ def _leave(homeserver: Homeserver, meant: str, names: list[str], release: Releas
     )
     listed = [*writers, *shown]
     value = listed[0] if len(listed) == 1 or takes_one else f"[{', '.join(listed)}]"
-    mapped = [name for name in names if name not in homeserver.instances]
+    mapped = [name for name in names if name not in {one.name for one in homeserver.instances}]
     also = (
         f", and add {', '.join(map(printable, mapped))} to instance_map with host and port of the listener"
         " for replication"

@@ -1024,7 +1024,7 @@ def test_the_app_of_the_main_process_in_its_folder_is_its_own(tmp_path: Path) ->
 # -- a part of the files -------------------------------------------------------------------------------------
 
 OF_WORKER = "worker_app: synapse.app.generic_worker\nworker_name: w1\n"
-OF_MAP = "instance_map: {main: {host: h, port: 9093}, w1: {host: h, port: 9094}}\n"
+OF_MAP = "instance_map: {main: {host: localhost, port: 9093}, w1: {host: localhost, port: 9094}}\n"
 
 
 @pytest.mark.parametrize(
