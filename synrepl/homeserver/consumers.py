@@ -6,8 +6,9 @@ from typing import Final
 
 from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.duties import BY_NAME
+from synrepl.homeserver.file_findings import notes_on_releases
 from synrepl.homeserver.findings import Finding
-from synrepl.homeserver.looks import Consumers, EventsProgress, Look
+from synrepl.homeserver.looks import Consumers, EventsProgress, Look, release_of
 from synrepl.html.humanize import counted
 
 BEHIND_EVENTS: Final = 1_000
@@ -127,6 +128,8 @@ def remarks(homeserver: Homeserver, looks: Sequence[Look]) -> list[Finding]:
     databases = [look.database for look in looks if look.database is not None]
     # That a process is not measured is among what was not seen.
     found = [one for one in homeserver.notes if one.kind != "unmeasured"]
+    pages = looks[-1].metrics.values() if looks else ()
+    found += notes_on_releases(homeserver, [one for page in pages if (one := release_of(page.release))])
     if databases:
         found += [one for one, is_wrong in _pushers(homeserver, databases[-1].consumers) if not is_wrong]
     return found

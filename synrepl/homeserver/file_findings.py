@@ -10,7 +10,7 @@ from synrepl.homeserver.configuration import Homeserver, Process
 from synrepl.homeserver.duties import DOES, DUTIES, UNDONE
 from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, RESTART_WITH_MAIN, Finding, Unseen
 from synrepl.homeserver.merging import MAIN
-from synrepl.homeserver.refusals import Refusal, refused_by
+from synrepl.homeserver.refusals import KNOWN, Refusal, refused_by
 from synrepl.homeserver.work_findings import find_in_work, find_media_with_others, find_without_work
 from synrepl.html.humanize import counted, listed, several
 from synrepl.wire.dialect import NEWEST, Release, Span, release_text
@@ -110,9 +110,18 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
             count=len(names),
             why=f"{one.why}: {_refuse(one.span)} {it}, and {several([*map(printable, names)])} {does} not"
             f" start there{_left_undone(homeserver, names)}",
-            remedy=one.remedy + listener,
+            remedy=one.remedy + listener + _if_newer(homeserver, one, releases),
             cost=RESTART_ALL if len(names) > 1 else RESTART_WITH_MAIN if listener else RESTART_ONE,
         )
+
+
+def _if_newer(homeserver: Homeserver, one: Refusal, releases: Collection[Release]) -> str:
+    """What to do where the release was not told, and is one that may know what older ones do not."""
+    is_told = homeserver.release is not None or NEWEST.release not in releases
+    return "" if is_told or one.span.until != KNOWN.until else NEWER_RELEASE
+
+
+NEWER_RELEASE: Final = f"; if the homeserver is newer than {NEWEST.name}, give --synapse RELEASE"
 
 
 def _left_undone(homeserver: Homeserver, names: Sequence[str]) -> str:
@@ -186,7 +195,29 @@ def _replaced(homeserver: Homeserver) -> Iterator[Finding]:
         yield Finding(kind="replaced_key", why=one.why, remedy=one.remedy, cost=RESTART_ALL)
 
 
+def notes_on_releases(homeserver: Homeserver, releases: Collection[Release] = ()) -> Iterator[Finding]:
+    """Releases that are newer than those that are known, and what of the files a newer one may have."""
+    newest = max(releases or [homeserver.release or NEWEST.release])
+    if newest in KNOWN:
+        return
+    whys = {
+        one.why: process.name
+        for process in homeserver.processes
+        for one in process.refusals
+        if one.span.until == KNOWN.until and newest not in one.span
+    }
+    asks = f"; of the files {listed([*whys])}, as far as is known" if whys else ""
+    yield Finding(
+        kind="newer_release",
+        why=f"Synapse {release_text(newest)} is newer than what is known here, and taken for"
+        f" {NEWEST.name}{asks}",
+        remedy="upgrade synrepl, or look into the notes of that release for what changed",
+    )
+
+
 def _refuse(span: Span) -> str:
+    if span.until == KNOWN.until and span.since <= (0, 21, 0):
+        return f"every release up to {NEWEST.name} refuses"
     since = "" if span.since <= (0, 21, 0) else f" from {release_text(span.since)} on"
     until = "" if span.until is None else f" before {release_text(span.until)}"
     return f"releases{since}{until} refuse" if since or until else "every release refuses"

@@ -136,6 +136,7 @@ def with_cost(finding: Finding) -> Finding:
 NOTES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ignored_file": "a file that Synapse ignores, as it holds no settings, or as its name ends with .yml",
+        "newer_release": "a release that is newer than those that are known here",
         "federates_with_nobody": "a list of the homeservers that are let is empty, or has a pattern",
         "cache_memory": "what the caches of all processes may have together",
         "event_cache": "how many events are cached, by the factors that are set",

@@ -35,6 +35,9 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     names_main: bool = False
 
 
+KNOWN: Final = Span(until=(NEWEST.release[0], NEWEST.release[1] + 1, 0))
+"""The releases that are known here. What none of them has, a newer one may."""
+
 Found = Iterator[Refusal]
 Rule = Callable[[ProcessConfig], Found]
 
@@ -182,7 +185,7 @@ def _start(config: ProcessConfig) -> Found:
     if config.app and config.app not in [f"synapse.app.{one}" for one in APPS]:
         yield Refusal(
             kind="refused_at_start",
-            span=ALWAYS,
+            span=KNOWN,
             key="worker_app",
             why=f"there is no `worker_app` {printable(config.app)}",
             remedy="write `worker_app: synapse.app.generic_worker`",
@@ -344,7 +347,7 @@ def _writers(config: ProcessConfig) -> Found:
         known = STREAM_WRITERS.get(key)
         if known is None:
             yield Refusal(
-                span=ALWAYS,
+                span=KNOWN,
                 key="stream_writers",
                 why=f"{shown} is of no release up to {NEWEST.name}",
                 remedy="remove it, or correct its name",
@@ -551,7 +554,7 @@ def _bad_listener(listener: Any) -> Iterator[tuple[Span, str]]:
 
 def _outside(known: Span | None, why: str) -> Iterator[tuple[Span, str]]:
     if known is None:
-        yield ALWAYS, f"there is {why}"
+        yield KNOWN, f"there is {why}"
         return
     if known.since > (0, 31, 0):
         yield Span(until=known.since), f"there is {why} yet"
@@ -618,6 +621,7 @@ def _databases(config: ProcessConfig) -> Found:
                 where,
                 f"`{key}: name`: Synapse has no driver {printable(engine)}",
                 f"write {' or '.join(ENGINES)}",
+                releases=KNOWN,
             )
         for name in arguments if engine == "psycopg2" else ():
             value = arguments[name]
@@ -629,11 +633,12 @@ def _databases(config: ProcessConfig) -> Found:
                     f"`{key}: args: {printable(name)}`: PostgreSQL's library has no such option, and makes no"
                     " connection with it",
                     "remove it; how many connections a process has are cp_min and cp_max",
+                    releases=KNOWN,
                 )
 
 
-def _bad_database(key: str, why: str, remedy: str) -> Refusal:
-    return Refusal(kind="refused_at_start", span=ALWAYS, key=key, why=why, remedy=remedy)
+def _bad_database(key: str, why: str, remedy: str, *, releases: Span = ALWAYS) -> Refusal:
+    return Refusal(kind="refused_at_start", span=releases, key=key, why=why, remedy=remedy)
 
 
 # -- registration --------------------------------------------------------------------------------------------

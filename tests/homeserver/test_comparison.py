@@ -702,6 +702,19 @@ class TestConsumers:
         )
 
 
+def test_processes_of_a_release_that_is_not_known(tmp_path: Path) -> None:
+    """They run with a key that no known release has: it is none that is refused."""
+    path = tmp_path / "homeserver.yaml"
+    path.write_text("server_name: x\nstream_writers: {rooms_new: master}\n")
+    server = read_homeserver([path])
+    seen = [
+        Look(at=at, metrics={"master": msgspec.structs.replace(page(0), release="1.170.0")}) for at in TIMES
+    ]
+
+    assert [] == found(server, seen)
+    assert ["newer_release"] == [one.kind for one in remarks(server, seen) if "1.170" in one.why]
+
+
 def test_unseen_streams_are_reported_with_the_reason() -> None:
     """By what, and why."""
     server = msgspec.structs.replace(SERVER, unread=(Unseen(what="configuration", why="a note"),))

@@ -433,6 +433,31 @@ def test_keys_that_a_release_refuses(tmp_path: Path, line: str, release: str, ki
 
 
 @pytest.mark.parametrize(
+    "shared",
+    [
+        {"stream_writers": {"rooms_new": "master"}},
+        {"listeners": [{"type": "quic", "port": 8008}]},
+        {"listeners": [{"type": "http", "port": 8008, "resources": [{"names": ["client", "calls"]}]}]},
+        {"database": {"name": "psycopg2", "args": {"compression_level": "x"}}},
+        {"database": {"name": "duckdb", "args": {}}},
+    ],
+)
+def test_what_a_release_that_is_not_known_may_have(tmp_path: Path, shared: dict[str, Any]) -> None:
+    """A newer stream, resource or driver is no mistake there; that it is not known is said."""
+    files = write(tmp_path, homeserver={"server_name": "x", **shared})
+    [known] = run(*files, code=UNWELL)["findings"]
+    [told] = [one for one in run(*files, "--synapse", "1.170", code=WELL)["notes"] if "1.170" in one["why"]]
+
+    assert "every release up to 1.163 refuses" in known["why"]
+    assert "if the homeserver is newer than 1.163, give --synapse RELEASE" in known["remedy"]
+    at_newest = run(*files, "--synapse", "1.163.2", code=UNWELL)
+    assert [] == [one for one in at_newest["notes"] if one["kind"] == "newer_release"]
+    assert "newer_release" == told["kind"]
+    assert "taken for 1.163" in told["why"]
+    assert known["why"].partition(":")[0] in told["why"]
+
+
+@pytest.mark.parametrize(
     ("line", "release", "is_refused"),
     [
         ("enable_registration: true", "1.56", True),
