@@ -40,7 +40,7 @@ from synrepl.homeserver.transactions import (
     find_lock_waits,
     oldest_transaction,
 )
-from synrepl.html.humanize import counted
+from synrepl.html.humanize import counted, several
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import declared_commands
@@ -95,6 +95,18 @@ def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Fin
         Unseen(what=f"metrics of {name}", why=look.trouble)
         for name, look in last.metrics.items()
         if look.trouble and name not in named
+    ]
+    blind: dict[str, list[str]] = {}
+    for name, look in last.metrics.items():
+        if look.positions is None and not look.trouble:
+            blind.setdefault(look.release, []).append(name)
+    found += [
+        Unseen(
+            what=f"positions of {several(names)}",
+            why=f"the metrics of {release or 'that release'} have none: whether a process received what was"
+            " announced, and whether a writer does not run, was not judged",
+        )
+        for release, names in blind.items()
     ]
     return found
 

@@ -280,7 +280,7 @@ class TestUnreachable:
 
     def test_a_redis_that_is_down_is_one_finding(self) -> None:
         """With its cause first, and the processes that have no connection to it."""
-        off = {"w1": page(0, connections=0), "w2": page(0, connections=0)}
+        off = {name: page(0, connections=0, receipts=1) for name in ("w1", "w2")}
         seen = measured(off, off, heard=Heard(trouble="127.0.0.1:6379: connection refused"))
         (finding,) = compare(SERVER, seen)
 
@@ -293,8 +293,8 @@ class TestUnreachable:
     def test_a_redis_that_processes_are_connected_to_is_not_down(self) -> None:
         """It is not reachable from here; a process without a connection is one of its own."""
         seen = measured(
-            {"w1": page(0), "w2": page(0, connections=0)},
-            {"w1": page(15), "w2": page(15, connections=0)},
+            {"w1": page(0, receipts=1), "w2": page(0, connections=0, receipts=1)},
+            {"w1": page(15, receipts=1), "w2": page(15, connections=0, receipts=1)},
             heard=Heard(trouble="no such host"),
         )
 
@@ -365,7 +365,8 @@ class TestProcesses:
         gone = MetricsLook(at=0, trouble="http://w1: connection refused", is_refused=True)
         for subscribers, named in ((2, [("w1", 1)]), (1, [("w1", 1), ("master", 1)])):
             heard = Heard(subscribers=subscribers)
-            seen = measured({"w1": gone, "w2": page(0)}, {"w1": gone, "w2": page(15)}, heard=heard)
+            up = page(0, receipts=1)
+            seen = measured({"w1": gone, "w2": up}, {"w1": gone, "w2": up}, heard=heard)
             findings = compare(SERVER, seen)
 
             assert [("fewer_subscribers", *each) for each in named] == [
@@ -721,9 +722,18 @@ def test_unseen_streams_are_reported_with_the_reason() -> None:
     last = Look(
         at=0.0,
         heard=Heard(trouble="refused"),
-        metrics={"w1": MetricsLook(at=0, trouble="off"), "w2": page(0)},
+        metrics={"w1": MetricsLook(at=0, trouble="off"), "w2": page(0, receipts=1)},
     )
 
     assert [("configuration", "a note"), ("Redis", "refused"), ("metrics of w1", "off")] == [
         (one.what, one.why) for one in unseen(server, [last])
     ]
+
+
+def test_positions_that_a_release_does_not_show_are_unseen() -> None:
+    """Before 1.163: what is judged by them is not."""
+    old = msgspec.structs.replace(page(0), release="1.157.1")
+    (told,) = unseen(SERVER, [Look(at=0.0, metrics={"w1": old, "w2": old, "master": page(0, receipts=1)})])
+
+    assert "positions of w1 and w2" == told.what
+    assert "1.157.1 have none" in told.why
