@@ -12,6 +12,7 @@ import msgspec
 from synrepl.config.config_files import load_yaml
 from synrepl.errors import ConfigError
 from synrepl.homeserver.merging import MAIN, ProcessConfig, Template, as_list, as_mapping
+from synrepl.http_api.route import public_url
 from synrepl.wire.dialect import NEWEST, Release, span
 from synrepl.wire.text import printable
 
@@ -33,8 +34,8 @@ class MetricsAddress(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The address for messages: the UNIX socket if there is one, else the URL."""
-        return f"unix:{self.socket}" if self.socket else self.url
+        """The address for messages: the UNIX socket if there is one, else the URL, without a password."""
+        return f"unix:{self.socket}" if self.socket else public_url(self.url)
 
 
 class PathMap(msgspec.Struct, frozen=True):

@@ -931,6 +931,20 @@ def test_a_file_without_targets(tmp_path: Path, content: str) -> None:
     assert "no targets" in result.stderr
 
 
+def test_a_password_in_an_address_of_metrics_is_not_shown(tmp_path: Path) -> None:
+    """By an option, or by a target of Prometheus."""
+    files = write(tmp_path, homeserver=WHOLE, w1=WORKER)
+    (tmp_path / "targets.json").write_text(
+        json.dumps([{"targets": ["user:s3cret@h:9000"], "labels": {"instance": "w1"}}])
+    )
+    given = ["--metrics", "master=http://user:s3cret@h:1/m", "--targets", tmp_path / "targets.json"]
+    found = run(*files, *given, code=WELL)
+
+    assert "http://h:1/m" == process(found, "master")["metrics"]
+    assert "http://h:9000/_synapse/metrics" == process(found, "w1")["metrics"]
+    assert "s3cret" not in json.dumps(found)
+
+
 def test_two_addresses_that_are_one(tmp_path: Path) -> None:
     """On one host, by a mistake: neither is used."""
     listener = "{type: metrics, port: 9001, bind_addresses: [127.0.0.1]}"

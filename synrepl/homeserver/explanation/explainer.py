@@ -516,6 +516,7 @@ class _Explainer:
         if self._cut and passages:
             worst = passages[0]
             passages[0] = msgspec.structs.replace(worst, advice=[*worst.advice, WHOLE])
+        passages = [_without_secrets(one) for one in passages]
         modules = {name: module for name in self._unrecognized if (module := module_of(name))}
         return Explanation(
             passages=passages,
@@ -646,6 +647,20 @@ def _with_end(passages: list[Passage]) -> list[Passage]:
         return msgspec.structs.replace(one, severity="normal", words=words, advice=[], cause="")
 
     return [told(one) for one in passages] if ends else passages
+
+
+def _without_secrets(passage: Passage) -> Passage:
+    """Hide what a value that is told may have: the answer is what people paste into public issues."""
+    return msgspec.structs.replace(
+        passage,
+        text=without_secrets(passage.text),
+        words=[without_secrets(word, is_sentence=True) for word in passage.words],
+        cause=without_secrets(passage.cause, is_sentence=True),
+        fields=[
+            {key: without_secrets(value) if isinstance(value, str) else value for key, value in row.items()}
+            for row in passage.fields
+        ],
+    )
 
 
 def _rank(passage: Passage) -> float:
