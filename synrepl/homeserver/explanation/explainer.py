@@ -314,7 +314,7 @@ class _Explainer:
         """Explain the message that a line is; False if its values say that it is none."""
         message = match.message
         self._retries.see(match, header, entry.number)
-        self._late.see_pair(match, header.request, entry.number)
+        self._late.see_pair(match, header, entry.writer, entry.number)
         self._update = started_update(match.text) or self._update
         if (entry.is_cut or not entry.exceptions) and (request := failed_request(match)):
             self._failed.append((entry.number, request))
@@ -341,8 +341,9 @@ class _Explainer:
         if passage is not None and passage.kind == "update_failed":
             passage = with_update(passage, self._update)
         if passage is not None:
-            passage = self._refusals.told(passage, match, header.request)
-            self._late.see(match, passage, header, entry.number, entry.exceptions)
+            request = header.request and f"{entry.writer} {header.request}"
+            passage = self._refusals.told(passage, match, request)
+            self._late.see(match, passage, header, entry.writer, entry.number, entry.exceptions)
             self._add_failure(passage, entry, header.time)
             if passage.severity == "normal" and entry.exceptions and not entry.is_traceback:
                 # What the line says is normal; the traceback below it is not told by it.
