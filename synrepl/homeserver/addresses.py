@@ -213,7 +213,7 @@ def _addresses(
     listener: Mapping[str, Any], host: str, *, away: Elsewhere, paths: PathMap
 ) -> Iterator[MetricsAddress | None]:
     """The addresses of a listener; None for one that is not known."""
-    if isinstance(path := listener.get("path"), str):
+    if isinstance(path := listener.get("path"), str) and listener.get("type") != "metrics":
         socket = paths.here(path)
         known = not isinstance(path, Template)
         yield MetricsAddress(f"http://localhost{METRICS_PATH}", socket, is_loopback=True) if known else None

@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
+from os.path import normpath
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any, Final
@@ -65,8 +66,15 @@ from synrepl.homeserver.poolers import (
     note_small_pools,
     take_poolers,
 )
-from synrepl.homeserver.refusals import REGISTRATION, NewerKey, Refusal, find_refusals, newer_keys
-from synrepl.html.humanize import counted
+from synrepl.homeserver.refusals import (
+    REGISTRATION,
+    SEVERAL_DATABASES,
+    NewerKey,
+    Refusal,
+    find_refusals,
+    newer_keys,
+)
+from synrepl.html.humanize import counted, listed
 from synrepl.small_files import read_small_file
 from synrepl.wire.dialect import NEWEST, Release, span
 from synrepl.wire.text import printable
@@ -238,7 +246,7 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     pushes: bool = True
     twice: Mapping[str, tuple[str, ...]] = {}
     unnamed: Mapping[str, tuple[str, ...]] = {}
-    shared_ports: tuple[tuple[int, str, str, str], ...] = ()
+    shared_ports: tuple[tuple[int | str, str, str, str], ...] = ()
     misspelled: tuple[MisspelledKey, ...] = ()
     read_by_main: tuple[tuple[str, str], ...] = ()
     left_in: LeftIn | None = None
@@ -725,17 +733,21 @@ class _ConfigurationLoader:
                         process=config.name,
                     )
 
-    def _shared_ports(self, away: Elsewhere) -> Iterator[tuple[int, str, str, str]]:
-        """Ports with two listeners: of one process, or of two if the files say that all are on one host."""
+    def _shared_ports(self, away: Elsewhere) -> Iterator[tuple[int | str, str, str, str]]:
+        """Ports and sockets with two listeners: of one process, or of two if all are on one host."""
         is_one_machine = not away.processes and self._hosts.get(MAIN) in LOOPBACK
-        seen: dict[int, list[tuple[str, str]]] = {}
+        seen: dict[int | str, list[tuple[str, str]]] = {}
         for config in self._configs:
-            own: dict[int, set[str]] = {}
-            doubled: dict[int, None] = {}
-            for one in config.list("listeners" if config.is_main else "worker_listeners"):
-                listener = as_mapping(one)
-                if isinstance(port := listener.get("port"), int) and port:
-                    binds = set(binds_of(listener))
+            own: dict[int | str, set[str]] = {}
+            doubled: dict[int | str, None] = {}
+            for listener in _all_listeners(config):
+                port, path = listener.get("port"), listener.get("path")
+                if isinstance(path, str) and not isinstance(path, Template) and not port:
+                    port = normpath(path)
+                elif not isinstance(port, int):
+                    continue
+                if port:
+                    binds = {""} if isinstance(port, str) else set(binds_of(listener))
                     if any(collide(bind, mine) for bind in own.get(port, ()) for mine in binds):
                         doubled[port] = None
                     own.setdefault(port, set()).update(binds)
@@ -786,7 +798,7 @@ class _ConfigurationLoader:
         if several:
             candidates = [as_mapping(one) for one in several.values()]
             database = next(
-                (one for one in candidates if "main" in as_list(one.get("data_stores", ["main", "state"]))),
+                (one for one in candidates if _has_main_store(one)),
                 {},
             )
         else:
@@ -806,9 +818,18 @@ class _ConfigurationLoader:
         if kind != "sqlite3":
             self._miss("database", "the database is neither psycopg2 nor sqlite3: it is not examined")
             return None
-        path = main.get("database_path") or arguments.get("database")
+        path = main.get("database_path")
+        if not path or (database and self._release in SEVERAL_DATABASES):
+            path = arguments.get("database")
         if not isinstance(path, str) or path == ":memory:":
             self._miss("database", "the files name no database: it is not examined")
+            if self._server_name() and not any(map(main.get, DATABASE_KEYS)):
+                self._note(
+                    "no_database",
+                    f"no file that was given has {listed([f'`{key}`' for key in DATABASE_KEYS])}: without"
+                    " one, and without a path by its option -d, Synapse does not start",
+                    "give the file that has it as well, or set `database`",
+                )
             return None
         return DatabaseSettings(path=self._paths.here(path))
 
@@ -863,6 +884,15 @@ class _ConfigurationLoader:
         self._notes.append(Finding(kind=kind, process=str(process), why=why, remedy=remedy))
 
 
+DATABASE_KEYS: Final = ("database", "databases", "database_path")
+
+
+def _has_main_store(database: Mapping[str, Any]) -> bool:
+    """Whether one of several databases has the streams; without `data_stores` it has all."""
+    stores = database.get("data_stores")
+    return stores is None or "main" in as_list(stores)
+
+
 def may_be_value(key: str, value: Any) -> bool:
     """Whether the value is of the type that this key of `MEANT` has; none may be filled in yet."""
     if value is None or isinstance(value, Template):
@@ -894,6 +924,19 @@ def _has_replication(listeners: Any) -> bool:
         found += [as_mapping(one).get(key) for many in found for one in as_list(many)]
     words = [word for one in found for word in (one, *as_list(one))]
     return any(isinstance(word, Template) or word == "replication" for word in words)
+
+
+def _all_listeners(config: ProcessConfig) -> Iterator[Mapping[str, Any]]:
+    """The listeners of a process, also those by older keys."""
+    yield from map(as_mapping, config.list("listeners" if config.is_main else "worker_listeners"))
+    if config.is_main and config.get("enable_metrics"):
+        yield {
+            "port": config.get("metrics_port"),
+            "bind_address": config.get("metrics_bind_host") or "127.0.0.1",
+        }
+    manhole = config.get("manhole" if config.is_main else "worker_manhole")
+    if isinstance(manhole, int):
+        yield {"port": manhole, "bind_address": "127.0.0.1"}
 
 
 def _has_listeners(config: ProcessConfig) -> bool:

@@ -512,15 +512,16 @@ def _wrong_old_ports(homeserver: Homeserver) -> Iterator[tuple[Finding, bool]]:
 
 
 def _shared_ports(homeserver: Homeserver) -> Iterator[Finding]:
-    for port, first, second, file in homeserver.shared_ports:
+    for where, first, second, file in homeserver.shared_ports:
+        port = printable(str(where))
         if first == second:
             yield Finding(
                 kind="port_twice",
                 process=second,
                 why=f"{file} has two listeners of {printable(second)} at {port}: the second cannot listen"
                 " there, and the process does not start",
-                remedy="put their resources into one, if both are of type http; else give one a port of its"
-                " own",
+                remedy="put their resources into one, if both are of type http; else give one a port, or a"
+                " path, of its own",
                 cost=RESTART_ONE,
             )
             continue

@@ -511,7 +511,7 @@ def _listeners(config: ProcessConfig) -> Found:
             )
             continue
         for number, listener in enumerate(value if isinstance(value, list) else ()):
-            for one, why in _bad_listener(listener):
+            for one, why in _bad_listener(listener, has_metrics=bool(config.get("enable_metrics"))):
                 yield Refusal(
                     span=one,
                     key=key,
@@ -520,7 +520,7 @@ def _listeners(config: ProcessConfig) -> Found:
                 )
 
 
-def _bad_listener(listener: Any) -> Iterator[tuple[Span, str]]:
+def _bad_listener(listener: Any, *, has_metrics: bool = False) -> Iterator[tuple[Span, str]]:
     if not isinstance(listener, dict):
         yield ALWAYS, "it is no mapping"
         return
@@ -534,10 +534,16 @@ def _bad_listener(listener: Any) -> Iterator[tuple[Span, str]]:
             yield span("1.81"), "it has neither a port nor a path"
     elif path and port:
         yield span("1.81"), "it has a port and a path"
+    if isinstance(port, int) and not 0 <= port <= 65535:
+        yield ALWAYS, f"there is no port {port}"
+    if isinstance(path, str) and not port and (kind == "manhole" or (kind == "metrics" and has_metrics)):
+        yield span("1.81"), f"what is of type {kind} has no `path`, but a port"
     if kind == "http":
         resources = listener.get("resources") or ()
         if isinstance(resources, int | float):
             yield ALWAYS, "its resources are no list"
+        elif isinstance(resources, str | dict) and not isinstance(resources, Template):
+            yield OF_RESOURCES, "its resources are no list: begin each with a dash"
         for resource in as_list(resources):
             if others := [str(one) for one in as_mapping(resource) if one not in ("names", "compress")]:
                 yield (
@@ -547,6 +553,8 @@ def _bad_listener(listener: Any) -> Iterator[tuple[Span, str]]:
             names = as_mapping(resource).get("names") or ()
             if isinstance(names, int | float):
                 yield ALWAYS, "the names of a resource are no list"
+            elif isinstance(names, str) and not isinstance(names, Template):
+                yield OF_RESOURCES, f"the names of a resource are no list: write [{printable(names)}]"
             for name in as_list(names):
                 if isinstance(name, str) and not isinstance(name, Template):
                     yield from _outside(RESOURCES.get(name), f"no resource {printable(name)}")
@@ -608,9 +616,21 @@ _LIBPQ: Final = frozenset(
 """What psycopg2 and the PostgreSQL library up to 18 take. Twisted takes what begins with ``cp_``."""
 
 
+SEVERAL_DATABASES: Final = span("1.7")
+"""The releases that know `databases`. They read `database_path` only where no other key is set."""
+
+
 def _databases(config: ProcessConfig) -> Found:
     """The driver of each database, and what is passed on to it."""
     several = config.mapping("databases")
+    for key in ("database", "database_path"):
+        if several and config.get(key) and not isinstance(config.get(key), Template):
+            yield Refusal(
+                span=SEVERAL_DATABASES,
+                key="databases",
+                why=f"`databases` and `{key}` are both set",
+                remedy="remove the one whose data is not the homeserver's",
+            )
     named = [(f"databases: {name}", one) for name, one in several.items()]
     for key, one in named or [("database", config.mapping("database"))]:
         database = as_mapping(one)

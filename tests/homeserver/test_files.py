@@ -374,6 +374,9 @@ def test_loopback_is_a_default_on_one_host_only(
 SENDER = "worker_app: synapse.app.federation_sender"
 
 
+LISTENER = "worker_listeners: [{{{}, type: http, {}}}]"
+
+
 @pytest.mark.parametrize(
     ("line", "release", "kind"),
     [
@@ -402,6 +405,20 @@ SENDER = "worker_app: synapse.app.federation_sender"
             None,
         ),
         ("databases: {main: {name: mysql, args: {}}}", "1.163", "refused_at_start"),
+        ("databases: {a: {name: psycopg2}}", "1.163", "refused_key"),
+        ("databases: {a: {name: psycopg2}}", "1.6", None),
+        ("database: {}\ndatabases: {a: {name: psycopg2}}\ndatabase_path: /x.db", "1.163", "refused_key"),
+        ("database: {}\ndatabases: {a: {name: psycopg2}}", "1.163", None),
+        # Texts for lists: of names Synapse takes the letters.
+        (LISTENER.format("port: 1", "resources: [{names: client}]"), "1.163", "refused_key"),
+        (LISTENER.format("port: 1", "resources: [{names: client}]"), "1.27", None),
+        (LISTENER.format("port: 1", "resources: {names: [client]}"), "1.163", "refused_key"),
+        (LISTENER.format("port: 1", "resources: client"), "1.163", "refused_key"),
+        (LISTENER.format("port: 99999", "resources: [{names: [client]}]"), "1.163", "refused_key"),
+        ("worker_listeners: [{path: /m.sock, type: manhole}]", "1.163", "refused_key"),
+        ("enable_metrics: true\nworker_listeners: [{path: /m.sock, type: metrics}]", "1.163", "refused_key"),
+        # It is not looked at then.
+        ("enable_metrics: false\nworker_listeners: [{path: /m.sock, type: metrics}]", "1.163", None),
         # The worker ended itself before federation_sender_instances said who sends.
         (f"{SENDER}\nfederation_sender_instances: [w1]", "1.24", "refused_at_start"),
         (f"{SENDER}\nsend_federation: false", "1.24", None),

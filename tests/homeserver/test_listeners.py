@@ -261,3 +261,39 @@ def test_each_process_goes_by_its_own_map(tmp_path: Path) -> None:
     assert [("wrong_port", "master"), ("wrong_port", "w1")] == kinds(found)
     assert all("w2.yaml has 999" in one["why"] for one in found["findings"])
     assert all(one["remedy"].endswith("w2.yaml") for one in found["findings"])
+
+
+SOCKET = {"path": "/run/x.sock", "type": "http", "resources": [{"names": ["client"]}]}
+
+
+@pytest.mark.parametrize(
+    ("keys", "at"),
+    [
+        ({"listeners": [SOCKET, {**SOCKET, "path": "/run//x.sock"}]}, "/run/x.sock"),
+        ({"listeners": [SOCKET, {**SOCKET, "path": "/run/y.sock"}]}, None),
+        (
+            {"listeners": [listener("client", port=9000)], "enable_metrics": True, "metrics_port": 9000},
+            "9000",
+        ),
+        ({"listeners": [listener("client", port=9000)], "metrics_port": 9000}, None),
+        ({"listeners": [listener("client", port=9000)], "manhole": 9000}, "9000"),
+        ({"listeners": [listener("client", port=9000)], "manhole": 9001}, None),
+    ],
+)
+def test_two_listeners_at_one_place(tmp_path: Path, keys: dict[str, Any], at: str | None) -> None:
+    """Sockets have paths, and metrics and the manhole have ports by older keys."""
+    found = run(*write(tmp_path, homeserver={"server_name": "x", **keys}), code=UNWELL if at else WELL)
+
+    assert [("port_twice", "master")] * bool(at) == kinds(found)
+    assert all(f"two listeners of master at {at}:" in one["why"] for one in found["findings"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_noted"),
+    [({}, True), ({"database": {"name": "sqlite3"}}, False), ({"database_path": "/x.db"}, False)],
+)
+def test_files_without_a_database(tmp_path: Path, keys: dict[str, Any], is_noted: bool) -> None:
+    """Synapse does not start with them, unless -d names one: that is not in the files."""
+    found = run(*write(tmp_path, homeserver={"server_name": "x", **keys}), code=WELL)
+
+    assert is_noted == any(one["kind"] == "no_database" for one in found["notes"])
