@@ -121,10 +121,13 @@ class TestNeverAnnounced:
         assert [] == found(SERVER, looks(5, 5, 8))
 
     def test_without_redis_nothing_counts_as_unannounced(self) -> None:
-        """Nothing could be heard."""
-        assert ["redis_unreachable"] == [
-            kind for kind, *_ in found(SERVER, looks(5, 7, 8, trouble="connection refused"))
-        ]
+        """Nothing could be heard; whether the processes hear each other was not seen."""
+        seen = looks(5, 7, 8, trouble="the certificate is not trusted")
+        (told,) = unseen(SERVER, seen)
+
+        assert [] == found(SERVER, seen)
+        assert "Redis" == told.what
+        assert told.why.startswith("the certificate is not trusted: it is not reachable from here; whether")
 
     def test_a_stream_that_is_not_replicated(self) -> None:
         """Cross-signing keys have ids, and no stream."""
@@ -304,6 +307,8 @@ class TestUnreachable:
         assert "receipts of w1" == unread.what
         assert "2 rows on Redis cannot be read, the first at token 7: no Unicode text;" in unread.why
         assert [("Redis", "no such host")] == [(one.what, one.why) for one in unseen(SERVER, seen)]
+        unknown = {"w1": page(0, connections=None, receipts=1)}
+        assert [] == found(SERVER, measured(unknown, unknown, heard=Heard(trouble="no such host")))
 
 
 class TestProcesses:
