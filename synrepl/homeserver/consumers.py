@@ -91,9 +91,9 @@ def _sends(homeserver: Homeserver, name: str) -> bool:
 def _pushers(homeserver: Homeserver, consumers: Consumers) -> Iterator[tuple[Finding, bool]]:
     """Yield what is to be said of failing pushers, and whether it is wrong.
 
-    On most homeservers the gateway of somebody's phone is gone, and always will be. It is wrong if pushers of
-    several gateways fail, which have nothing in common but this homeserver, or if none succeeds. A pusher
-    without news is at an old position.
+    On most homeservers the gateways of some phones are gone, and always will be. It is wrong if pushers of
+    several gateways fail, which have nothing in common but this homeserver, and none succeeded since; or if
+    none succeeds. A pusher without news is at an old position.
     """
     events = consumers.events
     if not homeserver.pushes or events is None:
@@ -119,7 +119,8 @@ def _pushers(homeserver: Homeserver, consumers: Consumers) -> Iterator[tuple[Fin
             f" events{working}",
             remedy="look whether this host can reach the gateway, and at the log of the pusher",
         ),
-        len(failing) > 1 or not consumers.has_working_pushers,
+        sum(one.failing_since >= (consumers.pushed_at or 0.0) for one in failing) > 1
+        or not consumers.has_working_pushers,
     )
 
 

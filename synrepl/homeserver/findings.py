@@ -90,7 +90,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "appservice_down": "an application service does not accept its transactions",
         "appservices_behind": "the sender of application services is behind the events",
         "federation_behind": "the federation sender is behind the events",
-        "pushers_failing": "pushers of several gateways fail, or all do; of one gateway it is a note",
+        "pushers_failing": "pushers of several gateways fail, none succeeded since, or all do; else a note",
     }
 )
 """The kinds of findings, with what each means. A kind keeps its name."""
@@ -160,7 +160,7 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
         "media_jobs_twice": "several processes run the background jobs of media",
         "media_not_served": "no process that was given has media",
         "unread_registration": "the file of an application service that cannot be read",
-        "pushers_failing": "pushers of one gateway fail, while others succeed",
+        "pushers_failing": "pushers of some gateways fail, while others succeed",
     }
 )
 """The kinds of notes, which are not wrong."""

@@ -257,6 +257,16 @@ class TestHeld:
         """Ids of a transaction that was rolled back, or that are kept in reserve."""
         assert [] == found(SERVER, looks(9, 9, 9, sequences=(10, 12, 12), sessions=sessions))
 
+    def test_a_session_that_only_reads_holds_no_id(self) -> None:
+        """A nightly copy, beside an id that was rolled back, and beside a writer that waits."""
+        copy = OpenTransaction(pid=4242, program="pg_dump", seconds=3600.0, has_written=False)
+        seen = looks(9, 9, 9, sequences=(10, 12, 12), rows=self.ROWS, sessions=(copy,))
+        (finding,) = compare(SERVER, seen)
+
+        assert [] == found(SERVER, looks(9, 9, 9, sequences=(10, 12, 12), sessions=(copy,)))
+        assert "no transaction that wrote is open for as long" in finding.why
+        assert "4242" not in finding.remedy
+
     def test_a_short_look(self) -> None:
         """Ten seconds are needed."""
         seen = looks(9, 9, 9, sequences=(10, 12, 12), rows=self.ROWS)[:2]
@@ -695,6 +705,20 @@ class TestConsumers:
             assert len(hosts) * 2 == one.count
             assert all(f"{host} (2, such as app of @a:hs)" in one.why for host in hosts)
             assert "up to 4900 ids behind" in one.why
+
+    @pytest.mark.parametrize(("later", "is_found"), [(60.0, False), (-60.0, True)])
+    def test_gateways_that_are_gone_while_others_are_pushed_to(self, later: float, is_found: bool) -> None:
+        """Whoever was pushed to since shows that this homeserver reaches gateways."""
+        hosts = ("ntfy.ada.org", "ntfy.bob.org")
+        seen = consumers(
+            events=5_000,
+            failing_pushers=[self.failing(host) for host in hosts],
+            has_working_pushers=True,
+            pushed_at=1_700_000_000.0 + later,
+        )
+
+        assert [("pushers_failing", "", "")] * is_found == found(SERVER, seen)
+        assert ["pushers_failing"] * (not is_found) == [one.kind for one in remarks(SERVER, seen)]
 
     def test_pushers_that_fail_and_are_not_behind(self) -> None:
         """A pusher without news is at an old position."""
