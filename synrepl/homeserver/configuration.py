@@ -129,7 +129,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     list is a text. `done_in`: if several files have its name, those of each duty. `has_media` says whether it
     loads the media repository, and `is_for_media` that it has no other work. `secret_mark` tells equal
     replication secrets from different ones; it is empty without a secret, and None if it cannot be read.
-    `writers` are the `stream_writers` in its files, and `refusals` what any release refuses in them.
+    `says` has marks of what all processes of a homeserver have alike, by the names in `ALIKE`, as far as its
+    files say it. `writers` are the `stream_writers` in its files, and `refusals` what any release refuses in
+    them.
     """
 
     name: str
@@ -154,6 +156,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     is_for_media: bool = False
     has_redis: bool = True
     secret_mark: str | None = ""
+    says: Mapping[str, str] = {}
     writers: Mapping[str, tuple[str, ...]] = {}
     refusals: tuple[Refusal, ...] = ()
 
@@ -522,6 +525,7 @@ class _ConfigurationLoader:
             is_for_media=config.app == DUTY["media"].app,
             has_redis=bool(config.mapping("redis").get("enabled")),
             secret_mark=self._secret_mark(config),
+            says=self._says(config),
             writers=stream_writers(config),
             refusals=tuple(
                 one
@@ -770,6 +774,28 @@ class _ConfigurationLoader:
             return None if any(isinstance(config.get(name), str) for name in names) else ""
         return sha256(self._salt + secret.encode()).hexdigest()
 
+    def _says(self, config: ProcessConfig) -> dict[str, str]:
+        """What is to be the same for all, by the name in `ALIKE`: marks, as any value may be a secret."""
+        found: dict[str, str] = {}
+
+        def add(what: str, *values: Any) -> None:
+            if not any(isinstance(value, Template) for value in values):
+                text = "\0".join("" if value is None else str(value) for value in values)
+                found[what] = sha256(self._salt + text.encode()).hexdigest()
+
+        if isinstance(name := config.get("server_name"), str):
+            add("server_name", name)
+        database = config.mapping("database")
+        if database and not config.get("databases"):
+            given = as_mapping(database.get("args"))
+            at = database.get("name"), given.get("host"), given.get("port")
+            add("database: args: host", *at)
+            add("database: args: database", *at, given.get("database") or given.get("dbname"))
+        redis = redis_settings(config)
+        if redis is not None:
+            add("redis", *((redis.path,) if redis.path else (redis.host, redis.port)))
+        return found
+
     def _secret(self, config: Mapping[str, Any], name: str, path_name: str, file: str) -> str | None:
         """The secret in the file, or in the file that it names; None without one."""
         if isinstance(value := config.get(name), str):
@@ -883,6 +909,9 @@ class _ConfigurationLoader:
     def _note(self, kind: str, why: str, remedy: str, *, process: str = "") -> None:
         self._notes.append(Finding(kind=kind, process=str(process), why=why, remedy=remedy))
 
+
+ALIKE: Final = ("server_name", "database: args: database", "database: args: host", "redis")
+"""What all processes of a homeserver have alike. Of the last two one may have another way to the same."""
 
 DATABASE_KEYS: Final = ("database", "databases", "database_path")
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from synrepl.errors import suggest
 from synrepl.homeserver.addresses import LOOPBACK, InstanceEntry
-from synrepl.homeserver.configuration import Homeserver, Process
+from synrepl.homeserver.configuration import ALIKE, Homeserver, Process
 from synrepl.homeserver.duties import DOES, DUTIES, UNDONE
 from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, RESTART_WITH_MAIN, Finding, Unseen
 from synrepl.homeserver.merging import MAIN
@@ -52,6 +52,7 @@ def find_in_files(
     yield from homeserver.in_values
     if is_whole:
         yield from _contradictions(homeserver)
+        yield from (one for one, is_wrong in _told_otherwise(homeserver) if is_wrong)
 
 
 WITH_KEY: Final = {
@@ -332,11 +333,13 @@ def _and_listener(homeserver: Homeserver) -> str:
 
 
 def notes_on_listeners(homeserver: Homeserver) -> Iterator[Finding]:
-    """Addresses that something else may lead to a process, and a main process that listens nowhere.
+    """Addresses that may be other ways to the same, and a main process that listens nowhere.
 
     That starts, and logs nothing of it. Its file may be shortened.
     """
     yield from (one for one, is_wrong in _all_wrong_ports(homeserver) if not is_wrong)
+    if homeserver.server_name:
+        yield from (one for one, is_wrong in _told_otherwise(homeserver) if not is_wrong)
     main = homeserver.process(MAIN)
     if main is None or not main.file or main.has_listeners or not homeserver.server_name:
         return
@@ -569,7 +572,8 @@ def _contradictions(homeserver: Homeserver) -> Iterator[Finding]:
             remedy="give all processes the same worker_replication_secret, and restart them",
             cost=RESTART_ALL,
         )
-    different = [one for one in configured if one.writers != configured[0].writers]
+    writers = [{key: of for key, of in one.writers.items() if of != (MAIN,)} for one in configured]
+    different = [one for one, of in zip(configured, writers, strict=True) if of != writers[0]]
     if different:
         yield Finding(
             kind="different_writers",
@@ -590,3 +594,45 @@ def _contradictions(homeserver: Homeserver) -> Iterator[Finding]:
                 remedy=f"remove `redis` from {process.file}: a key at the top replaces the shared one",
                 cost=RESTART_ONE,
             )
+
+
+def _told_otherwise(homeserver: Homeserver) -> Iterator[tuple[Finding, bool]]:
+    """Yield what the files of a process say otherwise than most do, and whether that is wrong in any case.
+
+    Of a database or a Redis another address may lead to the same one, as that of a pooler, or a socket.
+    """
+    for what in ALIKE:
+        marks: dict[str, list[Process]] = {}
+        for process in homeserver.processes:
+            if process.file and what in process.says:
+                marks.setdefault(process.says[what], []).append(process)
+        if len(marks) < 2:
+            continue
+        # Of two processes it is not the main one.
+        groups = sorted(
+            marks.values(), key=lambda group: (len(group), any(one.name == MAIN for one in group))
+        )
+        odd = [one for group in groups[:-1] for one in group]
+        names = [printable(one.name) for one in odd]
+        others = counted(sum(map(len, marks.values())) - len(odd), "process", "processes")
+        is_address = what in ALIKE[2:]
+        if (
+            what == ALIKE[1]
+            and len({one.says.get(ALIKE[2]) for group in marks.values() for one in group}) > 1
+        ):
+            continue  # told by the address
+        yield (
+            Finding(
+                kind="different_settings",
+                process=odd[0].name if len(odd) == 1 else "",
+                count=len(odd),
+                why=f"`{what}` of {several(names)} is not that of the other {others}"
+                + ("" if is_address else ": they are not of one homeserver, and hear nothing of each other"),
+                remedy=(
+                    "nothing, if it leads to the same one, as by a pooler or a socket; else " * is_address
+                )
+                + f"remove `{what.partition(':')[0]}` from {odd[0].file}, and keep it in the shared file",
+                cost=RESTART_ONE,
+            ),
+            not is_address,
+        )
