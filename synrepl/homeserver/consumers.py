@@ -6,7 +6,7 @@ from typing import Final
 
 from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.duties import BY_NAME
-from synrepl.homeserver.file_findings import notes_on_releases
+from synrepl.homeserver.file_findings import notes_on_addresses, notes_on_releases
 from synrepl.homeserver.findings import Finding
 from synrepl.homeserver.looks import Consumers, EventsProgress, Look, release_of
 from synrepl.html.humanize import counted
@@ -130,6 +130,7 @@ def remarks(homeserver: Homeserver, looks: Sequence[Look]) -> list[Finding]:
     # That a process is not measured is among what was not seen.
     found = [one for one in homeserver.notes if one.kind != "unmeasured"]
     pages = looks[-1].metrics.values() if looks else ()
+    found += notes_on_addresses(homeserver)
     found += notes_on_releases(homeserver, [one for page in pages if (one := release_of(page.release))])
     if databases:
         found += [one for one, is_wrong in _pushers(homeserver, databases[-1].consumers) if not is_wrong]

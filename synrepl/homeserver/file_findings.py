@@ -332,14 +332,15 @@ def _and_listener(homeserver: Homeserver) -> str:
     )
 
 
-def notes_on_listeners(homeserver: Homeserver) -> Iterator[Finding]:
-    """Addresses that may be other ways to the same, and a main process that listens nowhere.
-
-    That starts, and logs nothing of it. Its file may be shortened.
-    """
+def notes_on_addresses(homeserver: Homeserver) -> Iterator[Finding]:
+    """Addresses of processes, the database and Redis that may be other ways to the same."""
     yield from (one for one, is_wrong in _all_wrong_ports(homeserver) if not is_wrong)
     if homeserver.server_name:
         yield from (one for one, is_wrong in _told_otherwise(homeserver) if not is_wrong)
+
+
+def notes_on_listeners(homeserver: Homeserver) -> Iterator[Finding]:
+    """A main process that listens nowhere: it starts, and logs nothing of it. Its file may be shortened."""
     main = homeserver.process(MAIN)
     if main is None or not main.file or main.has_listeners or not homeserver.server_name:
         return

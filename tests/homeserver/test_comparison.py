@@ -732,6 +732,18 @@ class TestConsumers:
         )
 
 
+def test_a_port_that_may_be_mapped_is_noted_at_a_live_homeserver(tmp_path: Path) -> None:
+    path = tmp_path / "homeserver.yaml"
+    path.write_text(
+        "server_name: x\ninstance_map: {main: {host: hs.svc, port: 80}}\n"
+        "listeners: [{port: 9093, type: http, resources: [{names: [replication]}]}]\n"
+    )
+    server = read_homeserver([path])
+
+    assert [] == found(server, [])
+    assert "wrong_port" in [one.kind for one in remarks(server, [])]
+
+
 def test_processes_of_a_release_that_is_not_known(tmp_path: Path) -> None:
     """They run with a key that no known release has: it is none that is refused."""
     path = tmp_path / "homeserver.yaml"

@@ -89,6 +89,7 @@ def _inspect_files(homeserver: "Homeserver", output: Output) -> int:
     # Imported on use, as the reader of the files was.
     from synrepl.homeserver.file_findings import (
         find_in_files,
+        notes_on_addresses,
         notes_on_listeners,
         notes_on_releases,
         unseen_in_files,
@@ -99,6 +100,7 @@ def _inspect_files(homeserver: "Homeserver", output: Output) -> int:
         *homeserver.notes,
         *notes_on_releases(homeserver),
         *notes_on_work(homeserver),
+        *notes_on_addresses(homeserver),
         *notes_on_listeners(homeserver),
     ]
     findings = list(find_in_files(homeserver))
