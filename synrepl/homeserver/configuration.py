@@ -74,7 +74,7 @@ from synrepl.homeserver.refusals import (
     find_refusals,
     newer_keys,
 )
-from synrepl.html.humanize import counted, listed
+from synrepl.html.humanize import counted
 from synrepl.small_files import read_small_file
 from synrepl.wire.dialect import NEWEST, Release, span
 from synrepl.wire.text import printable
@@ -852,8 +852,8 @@ class _ConfigurationLoader:
             if self._server_name() and not any(map(main.get, DATABASE_KEYS)):
                 self._note(
                     "no_database",
-                    f"no file that was given has {listed([f'`{key}`' for key in DATABASE_KEYS])}: without"
-                    " one, and without a path by its option -d, Synapse does not start",
+                    "no file that was given has `database`, `databases` or `database_path`: without one, and"
+                    " without a path by its option -d, Synapse does not start",
                     "give the file that has it as well, or set `database`",
                 )
             return None
