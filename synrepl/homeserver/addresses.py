@@ -12,7 +12,8 @@ import msgspec
 from synrepl.config.config_files import load_yaml
 from synrepl.errors import ConfigError
 from synrepl.homeserver.merging import MAIN, ProcessConfig, Template, as_list, as_mapping
-from synrepl.wire.dialect import Release, span
+from synrepl.http_api.route import public_url
+from synrepl.wire.dialect import NEWEST, Release, span
 from synrepl.wire.text import printable
 
 METRICS_PATH: Final = "/_synapse/metrics"
@@ -33,8 +34,8 @@ class MetricsAddress(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The address for messages: the UNIX socket if there is one, else the URL."""
-        return f"unix:{self.socket}" if self.socket else self.url
+        """The address for messages: the UNIX socket if there is one, else the URL, without a password."""
+        return f"unix:{self.socket}" if self.socket else public_url(self.url)
 
 
 class PathMap(msgspec.Struct, frozen=True):
@@ -74,6 +75,47 @@ def instances_of(config: ProcessConfig, release: Release) -> dict[str, tuple[Any
     if host and port and not config.is_main and release in MAIN_BY_WORKER:
         found.setdefault(MAIN, (host, port))
     return found
+
+
+class InstanceEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a process is, by an entry of `instance_map`: its host ("" of a socket), and the port or path.
+
+    `in_files` are the files that have it, and `callers` the processes that go by it.
+    """
+
+    name: str
+    host: str
+    where: int | str
+    is_tls: bool = False
+    in_files: tuple[str, ...] = ()
+    callers: tuple[str, ...] = ()
+
+
+def entries_of(configs: Sequence[ProcessConfig]) -> list[InstanceEntry]:
+    """The entries by which processes find each other, each once. Nobody goes to itself."""
+    found: dict[tuple[str, str, int | str, bool], list[ProcessConfig]] = {}
+    for config in configs:
+        for name, (host, where) in instances_of(config, NEWEST.release).items():
+            if isinstance(where, int | str) and not isinstance(where, Template) and isinstance(host, str):
+                map_name = "main" if name == MAIN else name
+                is_tls = bool(as_mapping(config.mapping("instance_map").get(map_name)).get("tls"))
+                found.setdefault((name, host, where, is_tls), []).append(config)
+    entries = []
+    for (name, host, where, is_tls), having in found.items():
+        callers = [config for config in having if config.name != name]
+        if not callers and sum(one[0] == name for one in found) > 1:
+            continue
+        entries.append(
+            InstanceEntry(
+                name=name,
+                host=host,
+                where=where,
+                is_tls=is_tls,
+                in_files=tuple(dict.fromkeys(one.origin("instance_map") for one in callers or having)),
+                callers=tuple(str(one.name) for one in callers),
+            )
+        )
+    return entries
 
 
 def hosts_of(configs: Sequence[ProcessConfig]) -> dict[str, str]:
@@ -171,7 +213,7 @@ def _addresses(
     listener: Mapping[str, Any], host: str, *, away: Elsewhere, paths: PathMap
 ) -> Iterator[MetricsAddress | None]:
     """The addresses of a listener; None for one that is not known."""
-    if isinstance(path := listener.get("path"), str):
+    if isinstance(path := listener.get("path"), str) and listener.get("type") != "metrics":
         socket = paths.here(path)
         known = not isinstance(path, Template)
         yield MetricsAddress(f"http://localhost{METRICS_PATH}", socket, is_loopback=True) if known else None

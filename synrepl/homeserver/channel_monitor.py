@@ -49,7 +49,7 @@ def redis_address(settings: RedisSettings) -> RedisAddress:
     files: dict[str, Any] = {
         name: Path(value)
         for name, value in (
-            ("ca_file", settings.ca_file),
+            ("ca_file", settings.ca_file or settings.ca_path),
             ("cert_file", settings.certificate_file),
             ("key_file", settings.private_key_file),
         )

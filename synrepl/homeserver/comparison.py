@@ -40,7 +40,7 @@ from synrepl.homeserver.transactions import (
     find_lock_waits,
     oldest_transaction,
 )
-from synrepl.html.humanize import counted
+from synrepl.html.humanize import counted, several
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import declared_commands
@@ -48,6 +48,12 @@ from synrepl.wire.dialect import Dialect, Release
 
 HEARING_SECONDS: Final = 5.0
 """What was stored is heard of within so many seconds."""
+
+
+NOT_FROM_HERE: Final = (
+    ": it is not reachable from here; whether the processes reach it was not seen: run this where they run,"
+    " or give their metrics"
+)
 
 
 def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = False) -> list[Finding]:
@@ -83,7 +89,8 @@ def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Fin
     if last.database_trouble and "database_unreachable" not in kinds:
         found.append(Unseen(what="database", why=last.database_trouble))
     if last.heard is not None and last.heard.trouble and "redis_unreachable" not in kinds:
-        found.append(Unseen(what="Redis", why=last.heard.trouble))
+        away = any(look.connections for look in last.metrics.values())
+        found.append(Unseen(what="Redis", why=f"{last.heard.trouble}{'' if away else NOT_FROM_HERE}"))
     if last.heard is not None:
         found += [
             Unseen(what=f"{stream} of {writer}", why=_unreadable(rows))
@@ -95,6 +102,18 @@ def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Fin
         Unseen(what=f"metrics of {name}", why=look.trouble)
         for name, look in last.metrics.items()
         if look.trouble and name not in named
+    ]
+    blind: dict[str, list[str]] = {}
+    for name, look in last.metrics.items():
+        if look.positions is None and not look.trouble:
+            blind.setdefault(look.release, []).append(name)
+    found += [
+        Unseen(
+            what=f"positions of {several(names)}",
+            why=f"the metrics of {release or 'that release'} have none: whether a process received what was"
+            " announced, and whether a writer does not run, was not judged",
+        )
+        for release, names in blind.items()
     ]
     return found
 
@@ -128,7 +147,8 @@ def _unreadable(rows: UnreadableRows) -> str:
 def _unreachable(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Finding]:
     """Yield a finding for a database or a Redis that could not be queried at two looks.
 
-    If processes are connected to the Redis, it runs, and only this machine cannot reach it.
+    Of the Redis processes must show that they have no connection to it: else it may be that only this machine
+    cannot reach it, or does not trust its certificate, which Synapse does not check.
     """
     if len(looks) < 2:
         return
@@ -143,13 +163,11 @@ def _unreachable(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Find
     if _is_redis_down(looks):
         assert last.heard is not None
         names = [name for name, look in sorted(last.metrics.items()) if look.connections == 0]
-        without = (
-            f"; {', '.join(names)} {'have' if len(names) > 1 else 'has'} no connection to it" if names else ""
-        )
+        without = f"; {', '.join(names)} {'have' if len(names) > 1 else 'has'} no connection to it"
         yield Finding(
             kind="redis_unreachable",
             since_seconds=round(last.at - before.at, 1),
-            count=len(names) or None,
+            count=len(names),
             why=f"Redis cannot be asked: {last.heard.trouble}{without}: processes hear nothing of each other",
             remedy="start it, or correct `redis` in homeserver.yaml, and restart what does not come back",
         )
@@ -158,7 +176,8 @@ def _unreachable(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Find
 def _is_redis_down(looks: Sequence[Look]) -> bool:
     if len(looks) < 2 or not all(look.heard is not None and look.heard.trouble for look in looks[-2:]):
         return False
-    return not any(look.connections for look in looks[-1].metrics.values())
+    shown = [look.connections for look in looks[-1].metrics.values() if look.connections is not None]
+    return bool(shown) and not any(shown)
 
 
 # -- written and announced ---------------------------------------------------------------------------------

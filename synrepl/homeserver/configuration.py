@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
+from os.path import normpath
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any, Final
@@ -21,14 +22,15 @@ from synrepl.errors import ConfigError, suggest
 from synrepl.homeserver.addresses import (
     LOOPBACK,
     Elsewhere,
+    InstanceEntry,
     MetricsAddress,
     PathMap,
     Target,
     binds_of,
     collide,
     elsewhere,
+    entries_of,
     hosts_of,
-    instances_of,
     match_targets,
     metrics_of,
 )
@@ -64,7 +66,14 @@ from synrepl.homeserver.poolers import (
     note_small_pools,
     take_poolers,
 )
-from synrepl.homeserver.refusals import REGISTRATION, NewerKey, Refusal, find_refusals, newer_keys
+from synrepl.homeserver.refusals import (
+    REGISTRATION,
+    SEVERAL_DATABASES,
+    NewerKey,
+    Refusal,
+    find_refusals,
+    newer_keys,
+)
 from synrepl.html.humanize import counted
 from synrepl.small_files import read_small_file
 from synrepl.wire.dialect import NEWEST, Release, span
@@ -116,11 +125,13 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     no port. `holds` are the ports and paths of its other listeners, and whether each is of type http.
     `listens_tcp` are those of the older type, `listens_tls` those with TLS. `lacks_main_port`: it does
     not know the port of the main process. `shares_not` are the duties that it does whole, as no list of
-    names is set. `done_in`: if several files have its name, those of each duty. `has_media` says whether
-    it loads the media repository,
-    and `is_for_media` that it has no other work. `secret_mark` tells equal replication secrets from
-    different ones; it is empty without a secret, and None if it cannot be read. `writers` are the
-    `stream_writers` in its files, and `refusals` what any release refuses in them.
+    names is set, and `shares_with` the names of such a list, by the duty; `as_text` are duties of which that
+    list is a text. `done_in`: if several files have its name, those of each duty. `has_media` says whether it
+    loads the media repository, and `is_for_media` that it has no other work. `secret_mark` tells equal
+    replication secrets from different ones; it is empty without a secret, and None if it cannot be read.
+    `says` has marks of what all processes of a homeserver have alike, by the names in `ALIKE`, as far as its
+    files say it. `writers` are the `stream_writers` in its files, and `refusals` what any release refuses in
+    them.
     """
 
     name: str
@@ -138,11 +149,14 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     serves: frozenset[str] | None = None
     lacks_main_port: bool = False
     shares_not: tuple[str, ...] = ()
+    shares_with: Mapping[str, tuple[str, ...]] = {}
+    as_text: tuple[str, ...] = ()
     done_in: Mapping[str, tuple[str, ...]] = {}
     has_media: bool = False
     is_for_media: bool = False
     has_redis: bool = True
     secret_mark: str | None = ""
+    says: Mapping[str, str] = {}
     writers: Mapping[str, tuple[str, ...]] = {}
     refusals: tuple[Refusal, ...] = ()
 
@@ -202,10 +216,10 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
 
     `writers` are the configured writers of each stream, by the name in `stream_writers`; a stream that is not
     there is written by the main process. `named` are the names that duties, `stream_writers` and
-    `instance_map` have, each with the keys and the file that name it. `instances` are the port or the
-    path of the processes in `instance_map`. `proxies` are those through which others talk to other
-    servers, `calls_tls` those that others go to by TLS. `old_ports` are ports of the main process by a
-    worker's older keys: its name, the key, the port. `replaced` are keys that say nothing, as another
+    `instance_map` have, each with the keys and the file that name it. `instances` are the entries of
+    `instance_map`, which may differ by the process. `proxies` are those through which others talk to other
+    servers. `old_ports` are ports of the main process by a worker's older keys: its name, the key, the host
+    and the port. `replaced` are keys that say nothing, as another
     file has them again, and `newer` those that not all releases know. `appservices` are the ids of
     configured application services, and None if not all of them are known. `pushes` says whether any
     process does. `twice` are files that have a process' name in common, by the name. `unnamed` are files
@@ -226,17 +240,16 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[Process, ...]
     writers: Mapping[str, tuple[str, ...]] = {}
     named: Mapping[str, tuple[str, ...]] = {}
-    instances: Mapping[str, int | str] = {}
+    instances: tuple[InstanceEntry, ...] = ()
     proxies: frozenset[str] = frozenset()
-    calls_tls: frozenset[str] = frozenset()
-    old_ports: tuple[tuple[str, str, int], ...] = ()
+    old_ports: tuple[tuple[str, str, str, int], ...] = ()
     replaced: tuple[Replaced, ...] = ()
     newer: tuple[NewerKey, ...] = ()
     appservices: tuple[str, ...] | None = ()
     pushes: bool = True
     twice: Mapping[str, tuple[str, ...]] = {}
     unnamed: Mapping[str, tuple[str, ...]] = {}
-    shared_ports: tuple[tuple[int, str, str, str], ...] = ()
+    shared_ports: tuple[tuple[int | str, str, str, str], ...] = ()
     misspelled: tuple[MisspelledKey, ...] = ()
     read_by_main: tuple[tuple[str, str], ...] = ()
     left_in: LeftIn | None = None
@@ -314,6 +327,7 @@ class _ConfigurationLoader:
         self._unread: list[Unseen] = []
         self._notes: list[Finding] = []
         self._hosts = hosts_of(self._configs)
+        self._entries = entries_of(self._configs)
 
     def read(self) -> Homeserver:
         for file, kind in self._merged.around:
@@ -394,8 +408,7 @@ class _ConfigurationLoader:
             processes=tuple(processes),
             writers=writers,
             named={name: tuple(of) for name, of in named.items()},
-            instances=self._instances(),
-            calls_tls=frozenset(self._calls_tls()),
+            instances=tuple(self._entries),
             old_ports=tuple(self._old_ports()),
             replaced=tuple(filter(self._is_wrong, self._merged.replaced)),
             newer=tuple(dict.fromkeys(one for config in self._configs for one in newer_keys(config))),
@@ -497,11 +510,22 @@ class _ConfigurationLoader:
                 for duty in DUTIES
                 if not duty.is_of_one and not config.get(duty.names) and duty.has(config, self._release)
             ),
+            shares_with={
+                duty.name: names for duty in DUTIES if (names := duty.shares_with(config, self._release))
+            },
+            as_text=tuple(
+                duty.name
+                for duty in DUTIES
+                if duty.shares_with(config, self._release)
+                and isinstance(value := config.get(duty.names), str)
+                and not isinstance(value, Template)
+            ),
             done_in=self._done_in(name),
             has_media=has_media(config),
             is_for_media=config.app == DUTY["media"].app,
             has_redis=bool(config.mapping("redis").get("enabled")),
             secret_mark=self._secret_mark(config),
+            says=self._says(config),
             writers=stream_writers(config),
             refusals=tuple(
                 one
@@ -595,28 +619,13 @@ class _ConfigurationLoader:
         is_unknown = isinstance(config.get(key), Template) or any(isinstance(one, Template) for one in found)
         return None if is_unknown or (config.is_main and key not in config) else frozenset(found)
 
-    def _instances(self) -> dict[str, int | str]:
-        found: dict[str, int | str] = {}
-        for config in self._configs:
-            for name, (_, where) in instances_of(config, NEWEST.release).items():
-                if isinstance(where, int | str) and not isinstance(where, Template):
-                    found.setdefault(name, where)
-        return found
-
     def _is_wrong(self, lost: Replaced) -> bool:
         """Whether what was lost is needed. Workers may serve what the main process does not."""
         has_workers = any(not config.is_main for config in self._configs)
         return bool(lost.times) or (lost.is_wrong and not (lost.key == "listeners" and has_workers))
 
-    def _calls_tls(self) -> Iterator[str]:
-        """Yield the processes that others connect to over TLS, according to `instance_map`."""
-        for config in self._configs:
-            for name, entry in config.mapping("instance_map").items():
-                if as_mapping(entry).get("tls"):
-                    yield MAIN if name == "main" else str(name)
-
-    def _old_ports(self) -> Iterator[tuple[str, str, int]]:
-        """Workers with a port of the main process by an older key that counts: name, key, port."""
+    def _old_ports(self) -> Iterator[tuple[str, str, str, int]]:
+        """Workers with a port of the main process by an older key that counts: name, key, host, port."""
         tcp = "worker_replication_port"
         # Lines go over TCP where Redis does not take them.
         by_tcp = self._release in TCP and not self._main.mapping("redis").get("enabled")
@@ -624,7 +633,7 @@ class _ConfigurationLoader:
             keys = [] if "main" in config.mapping("instance_map") else ["worker_replication_http_port"]
             for key in keys + [tcp] * by_tcp:
                 if not config.is_main and isinstance(port := config.get(key), int) and port:
-                    yield config.name, key, port
+                    yield config.name, key, str(config.get("worker_replication_host") or ""), port
 
     def _named(self) -> dict[str, list[str]]:
         """The names that keys give, each with those keys and the files that have them."""
@@ -703,7 +712,9 @@ class _ConfigurationLoader:
 
     def _say_what_is_not_reached(self) -> None:
         """Name the listeners at loopback of processes that others go to at another host."""
-        at: dict[str, set[Any]] = {name: {where} for name, where in self._instances().items()}
+        at: dict[str, set[Any]] = {}
+        for entry in self._entries:
+            at.setdefault(entry.name, set()).add(entry.where)
         older = [config.get("worker_replication_http_port") for config in self._configs]
         at.setdefault(MAIN, set()).update(port for port in older if isinstance(port, int))
         for config in self._configs:
@@ -726,17 +737,21 @@ class _ConfigurationLoader:
                         process=config.name,
                     )
 
-    def _shared_ports(self, away: Elsewhere) -> Iterator[tuple[int, str, str, str]]:
-        """Ports with two listeners: of one process, or of two if the files say that all are on one host."""
+    def _shared_ports(self, away: Elsewhere) -> Iterator[tuple[int | str, str, str, str]]:
+        """Ports and sockets with two listeners: of one process, or of two if all are on one host."""
         is_one_machine = not away.processes and self._hosts.get(MAIN) in LOOPBACK
-        seen: dict[int, list[tuple[str, str]]] = {}
+        seen: dict[int | str, list[tuple[str, str]]] = {}
         for config in self._configs:
-            own: dict[int, set[str]] = {}
-            doubled: dict[int, None] = {}
-            for one in config.list("listeners" if config.is_main else "worker_listeners"):
-                listener = as_mapping(one)
-                if isinstance(port := listener.get("port"), int) and port:
-                    binds = set(binds_of(listener))
+            own: dict[int | str, set[str]] = {}
+            doubled: dict[int | str, None] = {}
+            for listener in _all_listeners(config):
+                port, path = listener.get("port"), listener.get("path")
+                if isinstance(path, str) and not isinstance(path, Template) and not port:
+                    port = normpath(path)
+                elif not isinstance(port, int):
+                    continue
+                if port:
+                    binds = {""} if isinstance(port, str) else set(binds_of(listener))
                     if any(collide(bind, mine) for bind in own.get(port, ()) for mine in binds):
                         doubled[port] = None
                     own.setdefault(port, set()).update(binds)
@@ -758,6 +773,28 @@ class _ConfigurationLoader:
         if secret is None:
             return None if any(isinstance(config.get(name), str) for name in names) else ""
         return sha256(self._salt + secret.encode()).hexdigest()
+
+    def _says(self, config: ProcessConfig) -> dict[str, str]:
+        """What is to be the same for all, by the name in `ALIKE`: marks, as any value may be a secret."""
+        found: dict[str, str] = {}
+
+        def add(what: str, *values: Any) -> None:
+            if not any(isinstance(value, Template) for value in values):
+                text = "\0".join("" if value is None else str(value) for value in values)
+                found[what] = sha256(self._salt + text.encode()).hexdigest()
+
+        if isinstance(name := config.get("server_name"), str):
+            add("server_name", name)
+        database = config.mapping("database")
+        if database and not config.get("databases"):
+            given = as_mapping(database.get("args"))
+            at = database.get("name"), given.get("host"), given.get("port")
+            add("database: args: host", *at)
+            add("database: args: database", *at, given.get("database") or given.get("dbname"))
+        redis = redis_settings(config)
+        if redis is not None:
+            add("redis", *((redis.path,) if redis.path else (redis.host, redis.port)))
+        return found
 
     def _secret(self, config: Mapping[str, Any], name: str, path_name: str, file: str) -> str | None:
         """The secret in the file, or in the file that it names; None without one."""
@@ -787,7 +824,7 @@ class _ConfigurationLoader:
         if several:
             candidates = [as_mapping(one) for one in several.values()]
             database = next(
-                (one for one in candidates if "main" in as_list(one.get("data_stores", ["main", "state"]))),
+                (one for one in candidates if _has_main_store(one)),
                 {},
             )
         else:
@@ -807,9 +844,18 @@ class _ConfigurationLoader:
         if kind != "sqlite3":
             self._miss("database", "the database is neither psycopg2 nor sqlite3: it is not examined")
             return None
-        path = main.get("database_path") or arguments.get("database")
+        path = main.get("database_path")
+        if not path or (database and self._release in SEVERAL_DATABASES):
+            path = arguments.get("database")
         if not isinstance(path, str) or path == ":memory:":
             self._miss("database", "the files name no database: it is not examined")
+            if self._server_name() and not any(map(main.get, DATABASE_KEYS)):
+                self._note(
+                    "no_database",
+                    "no file that was given has `database`, `databases` or `database_path`: without one, and"
+                    " without a path by its option -d, Synapse does not start",
+                    "give the file that has it as well, or set `database`",
+                )
             return None
         return DatabaseSettings(path=self._paths.here(path))
 
@@ -864,6 +910,18 @@ class _ConfigurationLoader:
         self._notes.append(Finding(kind=kind, process=str(process), why=why, remedy=remedy))
 
 
+ALIKE: Final = ("server_name", "database: args: database", "database: args: host", "redis")
+"""What all processes of a homeserver have alike. Of the last two one may have another way to the same."""
+
+DATABASE_KEYS: Final = ("database", "databases", "database_path")
+
+
+def _has_main_store(database: Mapping[str, Any]) -> bool:
+    """Whether one of several databases has the streams; without `data_stores` it has all."""
+    stores = database.get("data_stores")
+    return stores is None or "main" in as_list(stores)
+
+
 def may_be_value(key: str, value: Any) -> bool:
     """Whether the value is of the type that this key of `MEANT` has; none may be filled in yet."""
     if value is None or isinstance(value, Template):
@@ -895,6 +953,19 @@ def _has_replication(listeners: Any) -> bool:
         found += [as_mapping(one).get(key) for many in found for one in as_list(many)]
     words = [word for one in found for word in (one, *as_list(one))]
     return any(isinstance(word, Template) or word == "replication" for word in words)
+
+
+def _all_listeners(config: ProcessConfig) -> Iterator[Mapping[str, Any]]:
+    """The listeners of a process, also those by older keys."""
+    yield from map(as_mapping, config.list("listeners" if config.is_main else "worker_listeners"))
+    if config.is_main and config.get("enable_metrics"):
+        yield {
+            "port": config.get("metrics_port"),
+            "bind_address": config.get("metrics_bind_host") or "127.0.0.1",
+        }
+    manhole = config.get("manhole" if config.is_main else "worker_manhole")
+    if isinstance(manhole, int):
+        yield {"port": manhole, "bind_address": "127.0.0.1"}
 
 
 def _has_listeners(config: ProcessConfig) -> bool:

@@ -6,8 +6,9 @@ from typing import Final
 
 from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.duties import BY_NAME
+from synrepl.homeserver.file_findings import notes_on_addresses, notes_on_releases
 from synrepl.homeserver.findings import Finding
-from synrepl.homeserver.looks import Consumers, EventsProgress, Look
+from synrepl.homeserver.looks import Consumers, EventsProgress, Look, release_of
 from synrepl.html.humanize import counted
 
 BEHIND_EVENTS: Final = 1_000
@@ -90,9 +91,9 @@ def _sends(homeserver: Homeserver, name: str) -> bool:
 def _pushers(homeserver: Homeserver, consumers: Consumers) -> Iterator[tuple[Finding, bool]]:
     """Yield what is to be said of failing pushers, and whether it is wrong.
 
-    On most homeservers the gateway of somebody's phone is gone, and always will be. It is wrong if pushers of
-    several gateways fail, which have nothing in common but this homeserver, or if none succeeds. A pusher
-    without news is at an old position.
+    On most homeservers the gateways of some phones are gone, and always will be. It is wrong if pushers of
+    several gateways fail, which have nothing in common but this homeserver, and none succeeded since; or if
+    none succeeds. A pusher without news is at an old position.
     """
     events = consumers.events
     if not homeserver.pushes or events is None:
@@ -118,7 +119,8 @@ def _pushers(homeserver: Homeserver, consumers: Consumers) -> Iterator[tuple[Fin
             f" events{working}",
             remedy="look whether this host can reach the gateway, and at the log of the pusher",
         ),
-        len(failing) > 1 or not consumers.has_working_pushers,
+        sum(one.failing_since >= (consumers.pushed_at or 0.0) for one in failing) > 1
+        or not consumers.has_working_pushers,
     )
 
 
@@ -127,6 +129,9 @@ def remarks(homeserver: Homeserver, looks: Sequence[Look]) -> list[Finding]:
     databases = [look.database for look in looks if look.database is not None]
     # That a process is not measured is among what was not seen.
     found = [one for one in homeserver.notes if one.kind != "unmeasured"]
+    pages = looks[-1].metrics.values() if looks else ()
+    found += notes_on_addresses(homeserver)
+    found += notes_on_releases(homeserver, [one for page in pages if (one := release_of(page.release))])
     if databases:
         found += [one for one, is_wrong in _pushers(homeserver, databases[-1].consumers) if not is_wrong]
     return found
@@ -145,15 +150,18 @@ def _behind(
 ) -> Iterator[Finding]:
     """Behind the events of the first look at the last, and standing still: far, or long although called.
 
-    Each new event calls it. Until one comes, a reader may rest below the last events: Synapse does not store
+    An event must wait for it at both: of outliers, as a join stores thousands, nobody is told. Each new event
+    calls it. Until one comes, a reader may rest below the last events: Synapse does not store
     a position for events that are none of its business.
     """
     first, last, highest = readers[0], readers[-1], events[0]
     if first is None or last is None or highest is None or first.position != last.position:
         return
+    if first.waiting_seconds is None or last.waiting_seconds is None:
+        return
     behind = highest - last.position
     was_called = len(events) > 2 and (events[1] or 0) > highest
-    is_late = was_called and (last.waiting_seconds or 0.0) >= WAITING_SECONDS
+    is_late = was_called and last.waiting_seconds >= WAITING_SECONDS
     if behind >= BEHIND_EVENTS or (behind > 0 and is_late):
         yield Finding(
             kind=kind,

@@ -72,7 +72,8 @@ SESSIONS: Final = f"""
         activity.usename, activity.state LIKE 'idle in transaction%%', waits.blockers, waits.lock,
         CASE WHEN waits.pid IS NULL THEN NULL
             ELSE extract(epoch FROM now() - coalesce(waits.since, activity.query_start)) END,
-        exclusive.tables[:{MAX_TABLES}], left(activity.query, {10 * MAX_STATEMENT})
+        exclusive.tables[:{MAX_TABLES}], left(activity.query, {10 * MAX_STATEMENT}),
+        activity.backend_xid IS NOT NULL
     FROM pg_stat_activity AS activity LEFT JOIN waits USING (pid) LEFT JOIN exclusive USING (pid)
     WHERE activity.datname = current_database() AND (
         waits.pid IS NOT NULL OR exclusive.pid IS NOT NULL
@@ -232,6 +233,7 @@ def _open_transactions(cursor: Any) -> list[OpenTransaction]:
             seconds=_seconds(age),
             user=printable(user or ""),
             is_idle=bool(is_idle),
+            has_written=bool(has_xid),
             waits_for=tuple(waits_for or ()),
             lock=printable(lock or ""),
             wait_seconds=_seconds(waited),
@@ -239,7 +241,9 @@ def _open_transactions(cursor: Any) -> list[OpenTransaction]:
             # Of another user, without rights, there is no age, and a remark in place of the statement.
             statement="" if age is None else statement_head(statement or ""),
         )
-        for pid, program, age, user, is_idle, waits_for, lock, waited, locked, statement in cursor.fetchall()
+        for pid, program, age, user, is_idle, waits_for, lock, waited, locked, statement, has_xid in (
+            cursor.fetchall()
+        )
     ]
     return sorted(found, key=lambda one: one.seconds or 0.0, reverse=True)
 
@@ -288,7 +292,7 @@ def _read_consumers(tables: Mapping[str, Any], now: str, part: Callable[..., Any
         tokens = {name: int(token) for name, token in cursor.fetchmany(MAX_WRITERS)}
         return {name: progress(cursor, token) for name, token in tokens.items() if token >= 0}
 
-    def pushers(cursor: Any) -> tuple[list[FailingPushers], bool]:
+    def pushers(cursor: Any) -> tuple[list[FailingPushers], bool, float | None]:
         cursor.execute(
             f"SELECT substr(data, 1, {MAX_PUSHER_DATA}), app_id, user_name, failing_since,"
             " last_stream_ordering FROM pushers WHERE failing_since > 0 ORDER BY last_stream_ordering"
@@ -308,12 +312,14 @@ def _read_consumers(tables: Mapping[str, Any], now: str, part: Callable[..., Any
             for host, each in sorted(gateways.items(), key=lambda item: -len(item[1]))[:MAX_GATEWAYS]
         ]
         cursor.execute(
-            "SELECT 1 FROM pushers WHERE coalesce(failing_since, 0) = 0 AND last_success > 0 LIMIT 1"
+            "SELECT max(CASE WHEN coalesce(failing_since, 0) = 0 THEN last_success END), max(last_success)"
+            " FROM pushers"
         )
-        return failing, cursor.fetchone() is not None
+        working, pushed = cursor.fetchone()
+        return failing, bool(working), pushed / 1000 if pushed else None
 
-    nothing: tuple[list[FailingPushers], bool] = [], False
-    failing_pushers, has_working_pushers = (
+    nothing: tuple[list[FailingPushers], bool, float | None] = [], False, None
+    failing_pushers, has_working_pushers, pushed_at = (
         part("pushers", pushers, nothing) if "pushers" in tables else nothing
     )
     return Consumers(
@@ -327,6 +333,7 @@ def _read_consumers(tables: Mapping[str, Any], now: str, part: Callable[..., Any
         federation=part("federation", federation, {}) if "federation_stream_position" in tables else {},
         failing_pushers=failing_pushers,
         has_working_pushers=has_working_pushers,
+        pushed_at=pushed_at,
     )
 
 

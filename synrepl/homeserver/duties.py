@@ -47,6 +47,13 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
         value = config.get(self.names)
         return [value] if isinstance(value, str) else [one for one in as_list(value) if isinstance(one, str)]
 
+    def shares_with(self, config: ProcessConfig, release: Release = NEWEST.release) -> tuple[str, ...]:
+        """The names among which this process shares it, by its own files; none without a list of them."""
+        value = config.get(self.names)
+        if not self.takes_list or release not in self.named or not isinstance(value, list | str | dict):
+            return ()
+        return tuple(str(one) for one in value)
+
 
 def _by_app(duty: Duty, config: ProcessConfig) -> bool:
     """The oldest form: the main process, or a worker of its own kind."""

@@ -1,15 +1,16 @@
 """Finds what is wrong in a homeserver's files alone; without I/O."""
 
 from collections.abc import Collection, Iterator, Sequence
+from os.path import normpath
 from typing import Final
 
 from synrepl.errors import suggest
-from synrepl.homeserver.addresses import LOOPBACK
-from synrepl.homeserver.configuration import Homeserver, Process
+from synrepl.homeserver.addresses import LOOPBACK, InstanceEntry
+from synrepl.homeserver.configuration import ALIKE, Homeserver, Process
 from synrepl.homeserver.duties import DOES, DUTIES, UNDONE
 from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, RESTART_WITH_MAIN, Finding, Unseen
 from synrepl.homeserver.merging import MAIN
-from synrepl.homeserver.refusals import Refusal, refused_by
+from synrepl.homeserver.refusals import KNOWN, Refusal, refused_by
 from synrepl.homeserver.work_findings import find_in_work, find_media_with_others, find_without_work
 from synrepl.html.humanize import counted, listed, several
 from synrepl.wire.dialect import NEWEST, Release, Span, release_text
@@ -45,13 +46,13 @@ def find_in_files(
         missing = [name for name in homeserver.named if _is_missing(homeserver, name)]
         yield from find_without_work(homeserver, missing)
     yield from _misspelled(homeserver)
-    yield from _wrong_ports(homeserver)
+    yield from (one for one, is_wrong in _all_wrong_ports(homeserver) if is_wrong)
     yield from _unmapped(homeserver)
-    yield from _wrong_old_ports(homeserver)
     yield from _shared_ports(homeserver)
     yield from homeserver.in_values
     if is_whole:
         yield from _contradictions(homeserver)
+        yield from (one for one, is_wrong in _told_otherwise(homeserver) if is_wrong)
 
 
 WITH_KEY: Final = {
@@ -110,9 +111,18 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
             count=len(names),
             why=f"{one.why}: {_refuse(one.span)} {it}, and {several([*map(printable, names)])} {does} not"
             f" start there{_left_undone(homeserver, names)}",
-            remedy=one.remedy + listener,
+            remedy=one.remedy + listener + _if_newer(homeserver, one, releases),
             cost=RESTART_ALL if len(names) > 1 else RESTART_WITH_MAIN if listener else RESTART_ONE,
         )
+
+
+def _if_newer(homeserver: Homeserver, one: Refusal, releases: Collection[Release]) -> str:
+    """What to do where the release was not told, and is one that may know what older ones do not."""
+    is_told = homeserver.release is not None or NEWEST.release not in releases
+    return "" if is_told or one.span.until != KNOWN.until else NEWER_RELEASE
+
+
+NEWER_RELEASE: Final = f"; if the homeserver is newer than {NEWEST.name}, give --synapse RELEASE"
 
 
 def _left_undone(homeserver: Homeserver, names: Sequence[str]) -> str:
@@ -186,7 +196,29 @@ def _replaced(homeserver: Homeserver) -> Iterator[Finding]:
         yield Finding(kind="replaced_key", why=one.why, remedy=one.remedy, cost=RESTART_ALL)
 
 
+def notes_on_releases(homeserver: Homeserver, releases: Collection[Release] = ()) -> Iterator[Finding]:
+    """Releases that are newer than those that are known, and what of the files a newer one may have."""
+    newest = max(releases or [homeserver.release or NEWEST.release])
+    if newest in KNOWN:
+        return
+    whys = {
+        one.why: process.name
+        for process in homeserver.processes
+        for one in process.refusals
+        if one.span.until == KNOWN.until and newest not in one.span
+    }
+    asks = f"; of the files {listed([*whys])}, as far as is known" if whys else ""
+    yield Finding(
+        kind="newer_release",
+        why=f"Synapse {release_text(newest)} is newer than what is known here, and taken for"
+        f" {NEWEST.name}{asks}",
+        remedy="upgrade synrepl, or look into the notes of that release for what changed",
+    )
+
+
 def _refuse(span: Span) -> str:
+    if span.until == KNOWN.until and span.since <= (0, 21, 0):
+        return f"every release up to {NEWEST.name} refuses"
     since = "" if span.since <= (0, 21, 0) else f" from {release_text(span.since)} on"
     until = "" if span.until is None else f" before {release_text(span.until)}"
     return f"releases{since}{until} refuse" if since or until else "every release refuses"
@@ -235,7 +267,7 @@ def _meant(homeserver: Homeserver, name: str) -> str:
         return hint
     if unnamed := sum(map(len, homeserver.unnamed.values())):
         return f"; {_without_name(unnamed)}, and one of them may be meant"
-    if MAIN not in homeserver.instances and "instance_map" in keys:
+    if "instance_map" in keys and all(one.name != MAIN for one in homeserver.instances):
         return f"; the main process is called main in instance_map, and {MAIN} elsewhere"
     return ""
 
@@ -300,6 +332,13 @@ def _and_listener(homeserver: Homeserver) -> str:
     )
 
 
+def notes_on_addresses(homeserver: Homeserver) -> Iterator[Finding]:
+    """Addresses of processes, the database and Redis that may be other ways to the same."""
+    yield from (one for one, is_wrong in _all_wrong_ports(homeserver) if not is_wrong)
+    if homeserver.server_name:
+        yield from (one for one, is_wrong in _told_otherwise(homeserver) if not is_wrong)
+
+
 def notes_on_listeners(homeserver: Homeserver) -> Iterator[Finding]:
     """A main process that listens nowhere: it starts, and logs nothing of it. Its file may be shortened."""
     main = homeserver.process(MAIN)
@@ -323,7 +362,7 @@ def notes_on_listeners(homeserver: Homeserver) -> Iterator[Finding]:
 
 def _mapped(homeserver: Homeserver) -> str:
     """Where `instance_map` has the main process."""
-    where = homeserver.instances.get(MAIN)
+    where = next((one.where for one in homeserver.instances if one.name == MAIN), None)
     return "" if where is None else f" at {printable(str(where))}, as instance_map.main has it"
 
 
@@ -332,9 +371,10 @@ def _unmapped(homeserver: Homeserver) -> Iterator[Finding]:
     reached = dict.fromkeys(
         [*(name for names in homeserver.writers.values() for name in names), *sorted(homeserver.proxies)]
     )
+    mapped = {one.name for one in homeserver.instances}
     for name in reached:
         process = homeserver.process(name)
-        is_there = process is not None and process.file and name != MAIN and name not in homeserver.instances
+        is_there = process is not None and process.file and name != MAIN and name not in mapped
         if process is None or not is_there or process.listens is None or process.listens:
             continue
         at = [where for where, is_http in process.holds.items() if is_http]
@@ -350,28 +390,62 @@ def _unmapped(homeserver: Homeserver) -> Iterator[Finding]:
         )
 
 
-def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:
-    for name, where in homeserver.instances.items():
-        process = homeserver.process(name)
+def _all_wrong_ports(homeserver: Homeserver) -> Iterator[tuple[Finding, bool]]:
+    """Yield each address at which a process does not listen, and whether that is wrong in any case."""
+    yield from _wrong_ports(homeserver)
+    yield from _wrong_old_ports(homeserver)
+
+
+def _is_wrong_port(process: Process, where: int | str, host: str, listens: Collection[int | str]) -> bool:
+    """Whether a process cannot be reached there, whatever is between.
+
+    A proxy, a Service or Docker may lead a port of another host, or a folder with a socket, to where the
+    process listens; but not if it listens nowhere, or has another listener there.
+    """
+    return not listens or where in process.holds or (isinstance(where, int) and host in LOOPBACK)
+
+
+MAPPED: Final = (
+    "nothing, if a proxy, a Service or Docker leads it to where the process listens (a folder with a socket"
+    " may have another path in a container); else "
+)
+"""The beginning of what to do about an address at which a process itself does not listen."""
+
+
+def _wrong_ports(homeserver: Homeserver) -> Iterator[tuple[Finding, bool]]:
+    for at in homeserver.instances:
+        process, where = homeserver.process(at.name), at.where
         if process is None or process.listens is None:
             continue
-        if where in process.listens:
-            yield from _wrong_tls(homeserver, process, where)
+        if isinstance(where, str):
+            where = normpath(where)
+        if where in [normpath(one) if isinstance(one, str) else one for one in process.listens]:
+            for one in _wrong_tls(process, at):
+                yield one, True
             continue
         listens = ", ".join(printable(str(one)) for one in process.listens)
-        entry = "main" if name == MAIN else printable(name)
-        yield Finding(
-            kind="wrong_port",
-            process=name,
-            why=f"`instance_map` has {printable(str(where))} for {entry}, and {process.file} has"
-            f" {f'replication at {listens}' if listens else 'no listener with the resource replication'}:"
-            " requests of other processes to it fail",
-            remedy=f"set instance_map.{entry} to {listens} in the shared file"
+        entry = "main" if at.name == MAIN else printable(at.name)
+        is_wrong = _is_wrong_port(process, where, at.host, process.listens)
+        others = [one for one in homeserver.instances if one.name == at.name and one != at]
+        of, file = (f" of {several([*at.in_files])}", at.in_files[0]) if others else ("", "the shared file")
+        remedy = (
+            f"set instance_map.{entry} to {listens} in {file}"
             if listens
             else _at_held_port(process, where, f"it at instance_map.{entry}")
             or f"add to {process.file} a listener of type http at {printable(str(where))} with the resource"
-            " replication",
-            cost=RESTART_ALL if listens else RESTART_ONE,
+            " replication"
+        )
+        yield (
+            Finding(
+                kind="wrong_port",
+                process=at.name,
+                why=f"`instance_map`{of} has {printable(str(where))} for {entry}, and {process.file} has"
+                f" {f'replication at {listens}' if listens else 'no listener with the resource replication'}"
+                + (": requests of other processes to it fail" if is_wrong else ""),
+                remedy=remedy if is_wrong else f"{MAPPED}{remedy}",
+                cost=RESTART_ALL if listens else RESTART_ONE,
+            ),
+            is_wrong,
         )
 
 
@@ -388,10 +462,10 @@ def _at_held_port(process: Process, where: int | str, key: str, *, is_http: bool
     )
 
 
-def _wrong_tls(homeserver: Homeserver, process: Process, where: int | str) -> Iterator[Finding]:
+def _wrong_tls(process: Process, at: InstanceEntry) -> Iterator[Finding]:
     """Of TLS at one end. At another host a proxy may take it off."""
-    listens, calls = where in process.listens_tls, process.name in homeserver.calls_tls
-    if listens == calls or (calls and process.host not in LOOPBACK) or not isinstance(where, int):
+    listens, calls, where = at.where in process.listens_tls, at.is_tls, at.where
+    if listens == calls or (calls and at.host not in LOOPBACK) or not isinstance(where, int):
         return
     entry = "main" if process.name == MAIN else printable(process.name)
     yield Finding(
@@ -404,45 +478,54 @@ def _wrong_tls(homeserver: Homeserver, process: Process, where: int | str) -> It
     )
 
 
-def _wrong_old_ports(homeserver: Homeserver) -> Iterator[Finding]:
+def _wrong_old_ports(homeserver: Homeserver) -> Iterator[tuple[Finding, bool]]:
     """Ports of the main process by older keys, at which it does not listen."""
     main = homeserver.process(MAIN)
     if main is None or not main.file or main.listens is None:
         return
-    grouped: dict[tuple[str, int], list[str]] = {}
-    for name, key, port in homeserver.old_ports:
+    grouped: dict[tuple[str, str, int], list[str]] = {}
+    for name, key, host, port in homeserver.old_ports:
         if port not in (main.listens if "http" in key else main.listens_tcp):
-            grouped.setdefault((key, port), []).append(name)
-    for (key, port), names in grouped.items():
+            grouped.setdefault((key, host, port), []).append(name)
+    for (key, host, port), names in grouped.items():
         is_http = "http" in key
-        listens = ", ".join(printable(str(one)) for one in (main.listens if is_http else main.listens_tcp))
+        at = main.listens if is_http else main.listens_tcp
+        listens = ", ".join(printable(str(one)) for one in at)
         what = "the resource replication" if is_http else "the type replication"
-        yield Finding(
-            kind="wrong_port",
-            process=names[0] if len(names) == 1 else "",
-            count=len(names),
-            why=f"`{key}` is {port} for {several([*map(printable, names)])}, and {main.file} has"
-            + (f" {what} at {listens}" if listens else f" no listener with {what}")
-            + ": the main process is not reached",
-            remedy=f"set `{key}: {listens}`"
+        is_wrong = _is_wrong_port(main, port, host, at) or port in (*main.listens, *main.listens_tcp)
+        remedy = (
+            f"set `{key}: {listens}`"
             if listens
             else _at_held_port(main, port, f"`{key}` to its port", is_http=is_http)
             or f"add to `listeners` in {main.file}: {{port: {port}, type: "
-            + ("http, resources: [{names: [replication]}]}" if is_http else "replication}"),
-            cost=RESTART_ALL,
+            + ("http, resources: [{names: [replication]}]}" if is_http else "replication}")
+        )
+        yield (
+            Finding(
+                kind="wrong_port",
+                process=names[0] if len(names) == 1 else "",
+                count=len(names),
+                why=f"`{key}` is {port} for {several([*map(printable, names)])}, and {main.file} has"
+                + (f" {what} at {listens}" if listens else f" no listener with {what}")
+                + (": the main process is not reached" if is_wrong else ""),
+                remedy=remedy if is_wrong else f"{MAPPED}{remedy}",
+                cost=RESTART_ALL,
+            ),
+            is_wrong,
         )
 
 
 def _shared_ports(homeserver: Homeserver) -> Iterator[Finding]:
-    for port, first, second, file in homeserver.shared_ports:
+    for where, first, second, file in homeserver.shared_ports:
+        port = printable(str(where))
         if first == second:
             yield Finding(
                 kind="port_twice",
                 process=second,
                 why=f"{file} has two listeners of {printable(second)} at {port}: the second cannot listen"
                 " there, and the process does not start",
-                remedy="put their resources into one, if both are of type http; else give one a port of its"
-                " own",
+                remedy="put their resources into one, if both are of type http; else give one a port, or a"
+                " path, of its own",
                 cost=RESTART_ONE,
             )
             continue
@@ -490,7 +573,8 @@ def _contradictions(homeserver: Homeserver) -> Iterator[Finding]:
             remedy="give all processes the same worker_replication_secret, and restart them",
             cost=RESTART_ALL,
         )
-    different = [one for one in configured if one.writers != configured[0].writers]
+    writers = [{key: of for key, of in one.writers.items() if of != (MAIN,)} for one in configured]
+    different = [one for one, of in zip(configured, writers, strict=True) if of != writers[0]]
     if different:
         yield Finding(
             kind="different_writers",
@@ -511,3 +595,45 @@ def _contradictions(homeserver: Homeserver) -> Iterator[Finding]:
                 remedy=f"remove `redis` from {process.file}: a key at the top replaces the shared one",
                 cost=RESTART_ONE,
             )
+
+
+def _told_otherwise(homeserver: Homeserver) -> Iterator[tuple[Finding, bool]]:
+    """Yield what the files of a process say otherwise than most do, and whether that is wrong in any case.
+
+    Of a database or a Redis another address may lead to the same one, as that of a pooler, or a socket.
+    """
+    for what in ALIKE:
+        marks: dict[str, list[Process]] = {}
+        for process in homeserver.processes:
+            if process.file and what in process.says:
+                marks.setdefault(process.says[what], []).append(process)
+        if len(marks) < 2:
+            continue
+        # Of two processes it is not the main one.
+        groups = sorted(
+            marks.values(), key=lambda group: (len(group), any(one.name == MAIN for one in group))
+        )
+        odd = [one for group in groups[:-1] for one in group]
+        names = [printable(one.name) for one in odd]
+        others = counted(sum(map(len, marks.values())) - len(odd), "process", "processes")
+        is_address = what in ALIKE[2:]
+        if (
+            what == ALIKE[1]
+            and len({one.says.get(ALIKE[2]) for group in marks.values() for one in group}) > 1
+        ):
+            continue  # told by the address
+        yield (
+            Finding(
+                kind="different_settings",
+                process=odd[0].name if len(odd) == 1 else "",
+                count=len(odd),
+                why=f"`{what}` of {several(names)} is not that of the other {others}"
+                + ("" if is_address else ": they are not of one homeserver, and hear nothing of each other"),
+                remedy=(
+                    "nothing, if it leads to the same one, as by a pooler or a socket; else " * is_address
+                )
+                + f"remove `{what.partition(':')[0]}` from {odd[0].file}, and keep it in the shared file",
+                cost=RESTART_ONE,
+            ),
+            not is_address,
+        )

@@ -61,10 +61,13 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "not_connected": "a process has no connection to Redis",
         "fewer_subscribers": "fewer processes listen on Redis than the configuration has",
         "different_secrets": "processes have different replication secrets",
+        "different_settings": "processes have different names of the homeserver, or of its database",
         "no_redis": "a worker's configuration has no Redis",
         "name_twice": "two processes have one name",
         "unknown_process": "a duty, a stream or `instance_map` names a process that no file is of",
         "done_twice": "several processes do what one does for all, or what they do not share",
+        "text_for_list": "a list of names is a text, whose letters Synapse takes for the names",
+        "different_lists": "processes have different lists of who sends, or pushes",
         "does_nothing": "a process is named for work that no key leaves to it; of another name it is a note",
         "media_not_served": "a process has media and no listener for it, or a listener for it and no media",
         "wrong_port": "`instance_map` has an address at which that process does not listen for replication",
@@ -74,7 +77,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "no_listeners": "the main process listens nowhere: it serves nobody (a note)",
         "no_main_port": "a worker of before 1.84 has work, and no port of the main process",
         "wrong_host": "a host of Redis, a process or the database is a path, a URL, or has a port in it",
-        "port_twice": "two processes of one machine, or two listeners of one process, are at one port",
+        "port_twice": "two processes of one machine, or two listeners of one, are at one port or socket",
         "pooled_sessions": "a pooler shares the connections that Synapse has set up for itself",
         "no_main": "the `instance_map` of a worker has no `main`",
         "wrong_writers": "a key of `stream_writers` has several writers where one is allowed, or none",
@@ -88,7 +91,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "appservice_down": "an application service does not accept its transactions",
         "appservices_behind": "the sender of application services is behind the events",
         "federation_behind": "the federation sender is behind the events",
-        "pushers_failing": "pushers of several gateways fail, or all do; of one gateway it is a note",
+        "pushers_failing": "pushers of several gateways fail, none succeeded since, or all do; else a note",
     }
 )
 """The kinds of findings, with what each means. A kind keeps its name."""
@@ -134,6 +137,7 @@ def with_cost(finding: Finding) -> Finding:
 NOTES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ignored_file": "a file that Synapse ignores, as it holds no settings, or as its name ends with .yml",
+        "newer_release": "a release that is newer than those that are known here",
         "federates_with_nobody": "a list of the homeservers that are let is empty, or has a pattern",
         "cache_memory": "what the caches of all processes may have together",
         "event_cache": "how many events are cached, by the factors that are set",
@@ -147,15 +151,18 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
         "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
         "replaced_key": "a key that another file, or the same, has again, without all that was in it",
         "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",
+        "different_settings": "processes have different addresses of the database, or of Redis",
+        "wrong_port": "a process does not listen where others look for it, unless something leads there",
         "loopback_only": "a process listens for replication at loopback, and others go to another host",
         "ignored_key": "a key of workers, where there is none, or a factor of a cache that is not there",
+        "no_database": "no file that was given names a database",
         "no_name": "the file of a worker has no name: what is started with it has one name",
         "no_main_port": "a worker of before 1.84 has no port of the main process",
         "does_nothing": "a process has no duty, no stream, and no listener for requests",
         "media_jobs_twice": "several processes run the background jobs of media",
         "media_not_served": "no process that was given has media",
         "unread_registration": "the file of an application service that cannot be read",
-        "pushers_failing": "pushers of one gateway fail, while others succeed",
+        "pushers_failing": "pushers of some gateways fail, while others succeed",
     }
 )
 """The kinds of notes, which are not wrong."""

@@ -37,6 +37,7 @@ class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None
     user: str = ""
     is_idle: bool = False
+    has_written: bool = True
     waits_for: tuple[int, ...] = ()
     lock: str = ""
     wait_seconds: float | None = None
@@ -91,7 +92,7 @@ class Consumers(msgspec.Struct, frozen=True, kw_only=True):
 
     `events` is the highest event. `appservices_reader` hands events to all application services, and
     `federation` are the senders by their names. `has_working_pushers`: at least one pusher has succeeded, and
-    does not fail.
+    does not fail; `pushed_at` is when one did last (Unix seconds).
     """
 
     events: int | None = None
@@ -100,6 +101,7 @@ class Consumers(msgspec.Struct, frozen=True, kw_only=True):
     federation: Mapping[str, EventsProgress] = {}
     failing_pushers: Sequence[FailingPushers] = ()
     has_working_pushers: bool = False
+    pushed_at: float | None = None
 
 
 class DatabaseLook(msgspec.Struct, frozen=True, kw_only=True):

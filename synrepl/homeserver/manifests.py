@@ -6,6 +6,7 @@ process gets it. Marks that something else fills in later stay in it, as they do
 
 import base64
 import binascii
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,8 @@ def load_parts(path: Path, keys: Iterable[str]) -> list[tuple[Path, list[Any]]]:
     `ConfigError` if it, or one in it, cannot be read.
     """
     content = read_small_file(path)
+    if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        raise ConfigError(f"{path} is text in UTF-16, with which Synapse does not start: save it as UTF-8")
     if not any(mark in content for mark in _MARKS):
         return [(path, load_layers(path, content))]
     known = frozenset(keys)

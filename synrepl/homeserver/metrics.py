@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import msgspec
 import treq
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.endpoints import UNIXClientEndpoint
@@ -39,7 +40,10 @@ TIMEOUTS: Final = b"synapse_notifier_wait_for_stream_token_timeouts"
 BUILD: Final = b"synapse_build_info"
 NAMES: Final = (POSITION, SENT, RECEIVED, CONNECTIONS, TIMEOUTS, BUILD)
 
-_SAMPLE: Final = re.compile(rb"(\w+?)(?:_total)?(?:\{(.*)\})? ([^ ]+)(?: \d+)?")
+PREFIX: Final = b"synapse_"
+"""What names of metrics of Synapse's own begin with."""
+
+_SAMPLE: Final = re.compile(rb"(\w+?)(_total)?(?:\{(.*)\})? ([^ ]+)(?: \d+)?")
 _LABEL: Final = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -47,8 +51,11 @@ class MetricsPage:
     """Scans the text of a page of metrics as it comes."""
 
     def __init__(self) -> None:
-        self.samples: dict[bytes, dict[str, float]] = {name: {} for name in NAMES}
-        """Values by name and by the stream in their labels (empty without one)."""
+        self._samples: dict[bytes, tuple[dict[str, float], dict[str, float]]] = {
+            name: ({}, {}) for name in NAMES
+        }
+        """Values by name, without and with ``_total``, by the stream in their labels (empty without one)."""
+        self._is_synapse = False
         self.release = ""
         """What the page calls the release, such as ``1.163.2``."""
         self._rest = b""
@@ -64,21 +71,26 @@ class MetricsPage:
         if len(self._rest) > MAX_LINE:
             self._rest = self._rest[:MAX_LINE]
         for line in lines:
-            if line.startswith(NAMES):
-                self._read(line)
+            if line.startswith(PREFIX):
+                self._is_synapse = True
+                if line.startswith(NAMES):
+                    self._read(line)
 
     def _read(self, line: bytes) -> None:
         found = _SAMPLE.fullmatch(line)
-        if found is None or (values := self.samples.get(found[1])) is None or len(values) >= MAX_SAMPLES:
+        if found is None or (forms := self._samples.get(found[1])) is None:
             return
-        labels: dict[bytes, bytes] = dict(_LABEL.findall(found[2] or b""))
+        values = forms[found[2] is not None]
+        if len(values) >= MAX_SAMPLES:
+            return
+        labels: dict[bytes, bytes] = dict(_LABEL.findall(found[3] or b""))
         if found[1] == BUILD:
             self.release = labels.get(b"version", b"").decode("utf-8", "replace")[:MAX_RELEASE]
             return
         name = labels.get(b"stream_name") or labels.get(b"stream") or b""
         stream = name.decode("utf-8", "replace")
         try:
-            value = float(found[3])
+            value = float(found[4])
         except ValueError:
             return
         # A process may serve several homeservers in tests only; the sum is right for counters.
@@ -88,7 +100,9 @@ class MetricsPage:
         """Everything found."""
 
         def whole(name: bytes) -> dict[str, int]:
-            return {stream: int(value) for stream, value in self.samples[name].items() if abs(value) < 2**63}
+            # Releases up to 1.72 print each counter twice: in the old form, and with its ending.
+            old, total = self._samples[name]
+            return {stream: int(value) for stream, value in (old | total).items() if abs(value) < 2**63}
 
         connections = whole(CONNECTIONS)
         return MetricsLook(
@@ -99,7 +113,11 @@ class MetricsPage:
             connections=connections.get(""),
             timeouts=whole(TIMEOUTS),
             release=self.release,
+            trouble="" if self._is_synapse else NO_PAGE,
         )
+
+
+NO_PAGE: Final = "no page of Synapse: no name on it begins with synapse_; is it the address of its metrics?"
 
 
 class MetricsScraper:
@@ -142,7 +160,9 @@ class MetricsScraper:
             # To connect takes less time: what a cancelled request raises differs by how far it came.
             why = f"it accepts connections and does not answer within {ANSWER_SECONDS:g} s"
             return MetricsLook(at=self._clock(), trouble=f"{address.shown}: {why}", is_silent=True)
-        return page.look(self._clock())
+        look = page.look(self._clock())
+        shown = f"{address.shown}: {look.trouble}" if look.trouble else ""
+        return msgspec.structs.replace(look, trouble=shown)
 
     def _agent(self, address: MetricsAddress) -> Any:
         pool: Any = HTTPConnectionPool(self._reactor, persistent=False)  # type: ignore[no-untyped-call]

@@ -35,6 +35,9 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     names_main: bool = False
 
 
+KNOWN: Final = Span(until=(NEWEST.release[0], NEWEST.release[1] + 1, 0))
+"""The releases that are known here. What none of them has, a newer one may."""
+
 Found = Iterator[Refusal]
 Rule = Callable[[ProcessConfig], Found]
 
@@ -182,7 +185,7 @@ def _start(config: ProcessConfig) -> Found:
     if config.app and config.app not in [f"synapse.app.{one}" for one in APPS]:
         yield Refusal(
             kind="refused_at_start",
-            span=ALWAYS,
+            span=KNOWN,
             key="worker_app",
             why=f"there is no `worker_app` {printable(config.app)}",
             remedy="write `worker_app: synapse.app.generic_worker`",
@@ -344,7 +347,7 @@ def _writers(config: ProcessConfig) -> Found:
         known = STREAM_WRITERS.get(key)
         if known is None:
             yield Refusal(
-                span=ALWAYS,
+                span=KNOWN,
                 key="stream_writers",
                 why=f"{shown} is of no release up to {NEWEST.name}",
                 remedy="remove it, or correct its name",
@@ -508,7 +511,7 @@ def _listeners(config: ProcessConfig) -> Found:
             )
             continue
         for number, listener in enumerate(value if isinstance(value, list) else ()):
-            for one, why in _bad_listener(listener):
+            for one, why in _bad_listener(listener, has_metrics=bool(config.get("enable_metrics"))):
                 yield Refusal(
                     span=one,
                     key=key,
@@ -517,7 +520,7 @@ def _listeners(config: ProcessConfig) -> Found:
                 )
 
 
-def _bad_listener(listener: Any) -> Iterator[tuple[Span, str]]:
+def _bad_listener(listener: Any, *, has_metrics: bool = False) -> Iterator[tuple[Span, str]]:
     if not isinstance(listener, dict):
         yield ALWAYS, "it is no mapping"
         return
@@ -531,10 +534,16 @@ def _bad_listener(listener: Any) -> Iterator[tuple[Span, str]]:
             yield span("1.81"), "it has neither a port nor a path"
     elif path and port:
         yield span("1.81"), "it has a port and a path"
+    if isinstance(port, int) and not 0 <= port <= 65535:
+        yield ALWAYS, f"there is no port {port}"
+    if isinstance(path, str) and not port and (kind == "manhole" or (kind == "metrics" and has_metrics)):
+        yield span("1.81"), f"what is of type {kind} has no `path`, but a port"
     if kind == "http":
         resources = listener.get("resources") or ()
         if isinstance(resources, int | float):
             yield ALWAYS, "its resources are no list"
+        elif isinstance(resources, str | dict) and not isinstance(resources, Template):
+            yield OF_RESOURCES, "its resources are no list: begin each with a dash"
         for resource in as_list(resources):
             if others := [str(one) for one in as_mapping(resource) if one not in ("names", "compress")]:
                 yield (
@@ -544,6 +553,8 @@ def _bad_listener(listener: Any) -> Iterator[tuple[Span, str]]:
             names = as_mapping(resource).get("names") or ()
             if isinstance(names, int | float):
                 yield ALWAYS, "the names of a resource are no list"
+            elif isinstance(names, str) and not isinstance(names, Template):
+                yield OF_RESOURCES, f"the names of a resource are no list: write [{printable(names)}]"
             for name in as_list(names):
                 if isinstance(name, str) and not isinstance(name, Template):
                     yield from _outside(RESOURCES.get(name), f"no resource {printable(name)}")
@@ -551,7 +562,7 @@ def _bad_listener(listener: Any) -> Iterator[tuple[Span, str]]:
 
 def _outside(known: Span | None, why: str) -> Iterator[tuple[Span, str]]:
     if known is None:
-        yield ALWAYS, f"there is {why}"
+        yield KNOWN, f"there is {why}"
         return
     if known.since > (0, 31, 0):
         yield Span(until=known.since), f"there is {why} yet"
@@ -605,9 +616,21 @@ _LIBPQ: Final = frozenset(
 """What psycopg2 and the PostgreSQL library up to 18 take. Twisted takes what begins with ``cp_``."""
 
 
+SEVERAL_DATABASES: Final = span("1.7")
+"""The releases that know `databases`. They read `database_path` only where no other key is set."""
+
+
 def _databases(config: ProcessConfig) -> Found:
     """The driver of each database, and what is passed on to it."""
     several = config.mapping("databases")
+    for key in ("database", "database_path"):
+        if several and config.get(key) and not isinstance(config.get(key), Template):
+            yield Refusal(
+                span=SEVERAL_DATABASES,
+                key="databases",
+                why=f"`databases` and `{key}` are both set",
+                remedy="remove the one whose data is not the homeserver's",
+            )
     named = [(f"databases: {name}", one) for name, one in several.items()]
     for key, one in named or [("database", config.mapping("database"))]:
         database = as_mapping(one)
@@ -618,6 +641,7 @@ def _databases(config: ProcessConfig) -> Found:
                 where,
                 f"`{key}: name`: Synapse has no driver {printable(engine)}",
                 f"write {' or '.join(ENGINES)}",
+                releases=KNOWN,
             )
         for name in arguments if engine == "psycopg2" else ():
             value = arguments[name]
@@ -629,11 +653,12 @@ def _databases(config: ProcessConfig) -> Found:
                     f"`{key}: args: {printable(name)}`: PostgreSQL's library has no such option, and makes no"
                     " connection with it",
                     "remove it; how many connections a process has are cp_min and cp_max",
+                    releases=KNOWN,
                 )
 
 
-def _bad_database(key: str, why: str, remedy: str) -> Refusal:
-    return Refusal(kind="refused_at_start", span=ALWAYS, key=key, why=why, remedy=remedy)
+def _bad_database(key: str, why: str, remedy: str, *, releases: Span = ALWAYS) -> Refusal:
+    return Refusal(kind="refused_at_start", span=releases, key=key, why=why, remedy=remedy)
 
 
 # -- registration --------------------------------------------------------------------------------------------

@@ -167,7 +167,8 @@ def find_held(looks: Sequence[Look]) -> Iterator[Finding]:
 
     Rows that a writer committed above its position show that it waits for an earlier id. Without rows, a
     sequence that moved while no position of the stream did is held if a transaction is open for as long: a
-    sequence alone may be above all positions of a healthy stream.
+    sequence alone may be above all positions of a healthy stream. One that has only read, as a copy of the
+    database or a report, holds no id.
     """
     databases = [look.database for look in looks if look.database is not None]
     if len(databases) < 3 or databases[-1].at - databases[0].at < HELD_SECONDS:
@@ -184,7 +185,9 @@ def find_held(looks: Sequence[Look]) -> Iterator[Finding]:
         for row in later.rows:
             if row.stream == stream and row.token > writers.get(row.writer, row.token):
                 committed.setdefault(row.writer, []).append(row.token)
-        reason = oldest_transaction(last.open_transactions, still)
+        reason = oldest_transaction(
+            [one for one in last.open_transactions if one.has_written or one.waits_for], still
+        )
         for writer, tokens in sorted(committed.items()):
             yield _hold(
                 stream,
@@ -217,14 +220,15 @@ def _hold(
     stream: str, writer: str, still: float, why: str, reason: OpenTransaction | None, *, count: int
 ) -> Finding:
     if reason is None:
-        because = "; no transaction is open for as long"
+        because = "; no transaction that wrote is open for as long"
         remedy = f"look at the log of {writer or 'the writers'}; a restart of it gives up its unfinished ids"
     else:
-        because = f"; the oldest transaction is open for {reason.seconds:.0f} s: {_describe(reason)}"
+        what = _describe(reason)
+        because = f"; the oldest transaction that wrote is open for {reason.seconds:.0f} s: {what}"
         blocker = reason.waits_for[0] if reason.waits_for else reason.pid
         remedy = (
-            f"end what holds it: SELECT pg_terminate_backend({blocker}) ends that session"
-            "; look first at what it does"
+            f"look at what session {blocker} does; if it is what holds it, SELECT"
+            f" pg_terminate_backend({blocker}) ends that session"
         )
     return Finding(
         kind="held",

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from synrepl.homeserver.configuration import Homeserver, Process
-from synrepl.homeserver.duties import BY_NAME, DOES, DUTIES, STREAM_WRITERS, Duty
+from synrepl.homeserver.duties import BY_NAME, DOES, DUTIES, STREAM_WRITERS, UNDONE, Duty
 from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, Finding
 from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.refusals import refused_by
@@ -39,6 +39,8 @@ def find_in_work(homeserver: Homeserver) -> Iterator[Finding]:
     yield from _not_served(homeserver)
     yield from _done_twice(homeserver)
     yield from _shared_by_nobody(homeserver)
+    yield from _shared_by_letters(homeserver)
+    yield from _shared_otherwise(homeserver)
     yield from _media_not_served(homeserver)
     yield from _without_port(homeserver, is_working=True)
 
@@ -149,16 +151,12 @@ def _done_twice(homeserver: Homeserver) -> Iterator[Finding]:
 
 
 def _shared_by_nobody(homeserver: Homeserver) -> Iterator[Finding]:
-    """What is shared by a list of names, and several do without one, or by one name: each does all of it."""
+    """What is shared by a list of names, and several do without one, or by one name: each does all of it.
+
+    A list counts for the process whose files have it: one without does all, whoever else has a list.
+    """
     for duty in (one for one in DUTIES if one.takes_list):
-        release = homeserver.release or NEWEST.release
-        doing = [
-            one
-            for one in _given(homeserver)
-            if (duty.name in one.shares_not or _copies(one, duty))
-            and not any(refusal.key == duty.switch for refusal in refused_by(one.refusals, release))
-        ]
-        listed = ", ".join(printable(one.name) for one in doing)
+        doing = [one for one in _doing(homeserver, duty) if duty.name in one.shares_not or _copies(one, duty)]
         if any(_copies(one, duty) for one in doing):
             yield from _twice(
                 duty,
@@ -167,11 +165,74 @@ def _shared_by_nobody(homeserver: Homeserver) -> Iterator[Finding]:
                 f"list all of them in `{duty.names}` in the shared file, and restart all of them at once",
             )
             continue
+        sharing = [one for one in _doing(homeserver, duty) if one.shares_with.get(duty.name)] if doing else []
+        names = dict.fromkeys(name for one in sharing for name in one.shares_with[duty.name])
+        listed = ", ".join(map(printable, names or [one.name for one in doing]))
+        has = "has" if len(doing) == 1 else "have"
+        alone = f" ({several([printable(one.name) for one in doing])} {has} none)" if sharing else ""
         yield from _twice(
             duty,
-            doing,
-            f"without `{duty.names}` each does all of it",
+            [*doing, *sharing],
+            f"without `{duty.names}` a process does all of it{alone}"
+            if sharing
+            else f"without `{duty.names}` each does all of it",
             f"set `{duty.names}: [{listed}]` in the shared file, and restart all of them at once",
+        )
+
+
+def _doing(homeserver: Homeserver, duty: Duty) -> list[Process]:
+    """Those that do it, as far as they start."""
+    release = homeserver.release or NEWEST.release
+    return [
+        one
+        for one in _given(homeserver)
+        if duty.name in one.duties
+        and not any(refusal.key == duty.switch for refusal in refused_by(one.refusals, release))
+    ]
+
+
+def _shared_by_letters(homeserver: Homeserver) -> Iterator[Finding]:
+    """A text where a list of names is meant: Synapse shares the work among its letters."""
+    given = {one.name for one in homeserver.processes}
+    for duty in DUTIES:
+        having = [one for one in _given(homeserver) if duty.name in one.as_text]
+        texts = {"".join(one.shares_with[duty.name]): one for one in having}
+        for text, process in texts.items():
+            if set(text) <= given:
+                continue
+            yield Finding(
+                kind="text_for_list",
+                why=f"`{duty.names}` is the text {printable(text)}, and no list: Synapse takes each letter"
+                f" for the name of a process, and {UNDONE[duty.name]} but by processes of such names",
+                remedy=f"write `{duty.names}: [{printable(text)}]` where {process.file} has it from",
+                cost=RESTART_ALL,
+            )
+
+
+def _shared_otherwise(homeserver: Homeserver) -> Iterator[Finding]:
+    """Lists of names that differ, or name a process whose own files leave it nothing. Their order counts."""
+    for duty in (one for one in DUTIES if one.takes_list):
+        sharing = [one for one in _doing(homeserver, duty) if one.shares_with.get(duty.name)]
+        if not sharing or any(duty.name in one.as_text for one in sharing):
+            continue
+        lists = {one.shares_with[duty.name] for one in sharing}
+        doing = {one.name for one in sharing}
+        files = {one.name for one in _given(homeserver)}
+        idle = sorted((files & {name for names in lists for name in names}) - doing)
+        if len(lists) < 2 and not idle:
+            continue
+        told = [
+            f"{printable(one.name)} has [{', '.join(map(printable, one.shares_with[duty.name]))}]"
+            for one in sharing
+        ]
+        none = [f"{several([*map(printable, idle)])}, which is listed, has another"] if idle else []
+        yield Finding(
+            kind="different_lists",
+            count=len(sharing) + len(idle),
+            why=f"`{duty.names}` is not the same for all: {', '.join([*told, *none])}: each takes its share"
+            " by the list in its own files, and some is done twice, or by nobody",
+            remedy=f"set `{duty.names}` in the shared file alone, and restart all of them at once",
+            cost=RESTART_ALL,
         )
 
 
@@ -230,7 +291,8 @@ def find_without_work(homeserver: Homeserver, missing: Collection[str]) -> Itera
     idle: dict[str, list[str]] = {}
     for process in _idle(homeserver):
         meant = _meant(process.name)
-        if meant and not any(_key(meant) in key for name in missing for key in homeserver.named[name]):
+        names = [*missing, process.name]
+        if meant and not any(_key(meant) in key for name in names for key in homeserver.named.get(name, ())):
             idle.setdefault(meant, []).append(process.name)
     release = homeserver.release or NEWEST.release
     for meant, names in idle.items():
@@ -266,7 +328,7 @@ def _leave(homeserver: Homeserver, meant: str, names: list[str], release: Releas
     )
     listed = [*writers, *shown]
     value = listed[0] if len(listed) == 1 or takes_one else f"[{', '.join(listed)}]"
-    mapped = [name for name in names if name not in homeserver.instances]
+    mapped = [name for name in names if name not in {one.name for one in homeserver.instances}]
     also = (
         f", and add {', '.join(map(printable, mapped))} to instance_map with host and port of the listener"
         " for replication"

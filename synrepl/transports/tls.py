@@ -255,8 +255,18 @@ def _read(path: Path, what: str) -> bytes:
     return read_small_file(path, f"the {what}")
 
 
+MAX_CERTIFICATES: Final = 1_000
+"""The most files of a folder of CAs that are read."""
+
+
 def _certificates(path: Path) -> list[Certificate]:
-    blocks = _PEM.findall(_read(path, "certificates in"))
+    """The certificates in a file, or in the files of a folder, as OpenSSL's CApath."""
+    try:
+        files = sorted(path.iterdir())[:MAX_CERTIFICATES] if path.is_dir() else [path]
+    except OSError as error:
+        raise ConfigError(f"cannot read the certificates in {path}: {error.strerror}") from error
+    texts = [_read(one, "certificates in") for one in files if one == path or one.is_file()]
+    blocks = list(dict.fromkeys(block for text in texts for block in _PEM.findall(text)))
     try:
         found = [Certificate.loadPEM(block) for block in blocks]
     except (crypto.Error, ValueError) as error:

@@ -1,5 +1,6 @@
 """What is kept of a channel on which any process can say anything."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,10 @@ from synrepl.homeserver.channel_monitor import MAX_WRITERS, ChannelMonitor, redi
 from synrepl.homeserver.configuration import RedisSettings
 from synrepl.streams.writer import Writer
 from synrepl.transports.redis.connections import RedisRefused, explain, tls_words
+from synrepl.transports.tls import _certificates
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
+from tests.certificates import Authority
 
 
 def listener() -> ChannelMonitor:
@@ -185,6 +188,15 @@ def test_words_on_tls_name_the_settings_of_the_homeserver() -> None:
     assert "redis.use_tls" in words.not_tls
     assert "redis.ca_file" in words.trust
     assert "redis.certificate_file and redis.private_key_file" in words.show
+
+
+def test_a_folder_of_authorities_is_read(tmp_path: Path) -> None:
+    """As `redis.ca_path` names one."""
+    authorities = [Authority(tmp_path, name) for name in ("one", "two")]
+    address = redis_address(RedisSettings(is_tls=True, ca_path=str(tmp_path)))
+
+    assert tmp_path == address.ca_file
+    assert len(authorities) == len(_certificates(tmp_path))
 
 
 @pytest.mark.parametrize("host", ["a\x1b]0;owned\x07", "a b", "." * 300, "\u202e", "redis://:secret@host"])

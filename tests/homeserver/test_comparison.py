@@ -121,10 +121,13 @@ class TestNeverAnnounced:
         assert [] == found(SERVER, looks(5, 5, 8))
 
     def test_without_redis_nothing_counts_as_unannounced(self) -> None:
-        """Nothing could be heard."""
-        assert ["redis_unreachable"] == [
-            kind for kind, *_ in found(SERVER, looks(5, 7, 8, trouble="connection refused"))
-        ]
+        """Nothing could be heard; whether the processes hear each other was not seen."""
+        seen = looks(5, 7, 8, trouble="the certificate is not trusted")
+        (told,) = unseen(SERVER, seen)
+
+        assert [] == found(SERVER, seen)
+        assert "Redis" == told.what
+        assert told.why.startswith("the certificate is not trusted: it is not reachable from here; whether")
 
     def test_a_stream_that_is_not_replicated(self) -> None:
         """Cross-signing keys have ids, and no stream."""
@@ -254,6 +257,16 @@ class TestHeld:
         """Ids of a transaction that was rolled back, or that are kept in reserve."""
         assert [] == found(SERVER, looks(9, 9, 9, sequences=(10, 12, 12), sessions=sessions))
 
+    def test_a_session_that_only_reads_holds_no_id(self) -> None:
+        """A nightly copy, beside an id that was rolled back, and beside a writer that waits."""
+        copy = OpenTransaction(pid=4242, program="pg_dump", seconds=3600.0, has_written=False)
+        seen = looks(9, 9, 9, sequences=(10, 12, 12), rows=self.ROWS, sessions=(copy,))
+        (finding,) = compare(SERVER, seen)
+
+        assert [] == found(SERVER, looks(9, 9, 9, sequences=(10, 12, 12), sessions=(copy,)))
+        assert "no transaction that wrote is open for as long" in finding.why
+        assert "4242" not in finding.remedy
+
     def test_a_short_look(self) -> None:
         """Ten seconds are needed."""
         seen = looks(9, 9, 9, sequences=(10, 12, 12), rows=self.ROWS)[:2]
@@ -280,7 +293,7 @@ class TestUnreachable:
 
     def test_a_redis_that_is_down_is_one_finding(self) -> None:
         """With its cause first, and the processes that have no connection to it."""
-        off = {"w1": page(0, connections=0), "w2": page(0, connections=0)}
+        off = {name: page(0, connections=0, receipts=1) for name in ("w1", "w2")}
         seen = measured(off, off, heard=Heard(trouble="127.0.0.1:6379: connection refused"))
         (finding,) = compare(SERVER, seen)
 
@@ -293,8 +306,8 @@ class TestUnreachable:
     def test_a_redis_that_processes_are_connected_to_is_not_down(self) -> None:
         """It is not reachable from here; a process without a connection is one of its own."""
         seen = measured(
-            {"w1": page(0), "w2": page(0, connections=0)},
-            {"w1": page(15), "w2": page(15, connections=0)},
+            {"w1": page(0, receipts=1), "w2": page(0, connections=0, receipts=1)},
+            {"w1": page(15, receipts=1), "w2": page(15, connections=0, receipts=1)},
             heard=Heard(trouble="no such host"),
         )
 
@@ -304,6 +317,8 @@ class TestUnreachable:
         assert "receipts of w1" == unread.what
         assert "2 rows on Redis cannot be read, the first at token 7: no Unicode text;" in unread.why
         assert [("Redis", "no such host")] == [(one.what, one.why) for one in unseen(SERVER, seen)]
+        unknown = {"w1": page(0, connections=None, receipts=1)}
+        assert [] == found(SERVER, measured(unknown, unknown, heard=Heard(trouble="no such host")))
 
 
 class TestProcesses:
@@ -365,7 +380,8 @@ class TestProcesses:
         gone = MetricsLook(at=0, trouble="http://w1: connection refused", is_refused=True)
         for subscribers, named in ((2, [("w1", 1)]), (1, [("w1", 1), ("master", 1)])):
             heard = Heard(subscribers=subscribers)
-            seen = measured({"w1": gone, "w2": page(0)}, {"w1": gone, "w2": page(15)}, heard=heard)
+            up = page(0, receipts=1)
+            seen = measured({"w1": gone, "w2": up}, {"w1": gone, "w2": up}, heard=heard)
             findings = compare(SERVER, seen)
 
             assert [("fewer_subscribers", *each) for each in named] == [
@@ -558,7 +574,7 @@ class TestConsumers:
         """As it is in a container: what the database says counts."""
         server = msgspec.structs.replace(SERVER, appservices=None)
         down = Appservice(name="bridge", is_down=True, first_waiting=10, last_waiting=2009)
-        behind = consumers(events=5_000, appservices_reader=EventsProgress(12), appservices=[down])
+        behind = consumers(events=5_000, appservices_reader=EventsProgress(12, 7.0), appservices=[down])
 
         assert [("appservice_down", "", "bridge"), ("appservices_behind", "", "")] == found(server, behind)
 
@@ -574,14 +590,14 @@ class TestConsumers:
     def test_a_sender_by_the_files(self, case: str, sender: str, expected: list[Any]) -> None:
         """An old worker_app makes one, too."""
         files = sorted((CASES / case).glob("*.yaml"))
-        seen = consumers(events=6_008, federation={sender: EventsProgress(10)})
+        seen = consumers(events=6_008, federation={sender: EventsProgress(10, 7.0)})
         kinds = [one for one in found(read_homeserver(files), seen) if one[0] == "federation_behind"]
 
         assert expected == kinds
 
     def test_a_position_that_is_lost_has_a_statement(self) -> None:
         """With what it costs."""
-        (finding,) = compare(SERVER, consumers(events=6_008, appservices_reader=EventsProgress(12)))
+        (finding,) = compare(SERVER, consumers(events=6_008, appservices_reader=EventsProgress(12, 7.0)))
 
         assert finding.cure.startswith("UPDATE appservice_stream_position SET stream_ordering")
         assert "sent to no application service" in finding.cost
@@ -594,9 +610,24 @@ class TestConsumers:
         assert is_found is bool(found(SERVER, seen))
         assert [] == found(msgspec.structs.replace(SERVER, appservices=()), seen)
 
+    @pytest.mark.parametrize(
+        "waiting", [(None, None, None), (None, None, 0.1)], ids=["none waits", "one came just now"]
+    )
+    def test_outliers_wait_for_nobody(self, waiting: tuple[float | None, ...]) -> None:
+        """A join stores thousands of them, and no sender is told."""
+        readers = [EventsProgress(100, one) for one in waiting]
+        seen = [
+            msgspec.structs.replace(
+                consumers(events=5_000, appservices_reader=one, federation={"master": one})[0], at=at
+            )
+            for at, one in zip(TIMES, readers, strict=True)
+        ]
+
+        assert [] == found(SERVER, seen)
+
     def test_federation(self) -> None:
         """A sender that was removed is left out, and so is one that never sent."""
-        readers = {"master": EventsProgress(100, 7.0), "gone": EventsProgress(1)}
+        readers = {"master": EventsProgress(100, 7.0), "gone": EventsProgress(1, 7.0)}
         seen = consumers(events=5_000, federation=readers)
 
         assert [("federation_behind", "", "master")] == found(SERVER, seen)
@@ -675,6 +706,20 @@ class TestConsumers:
             assert all(f"{host} (2, such as app of @a:hs)" in one.why for host in hosts)
             assert "up to 4900 ids behind" in one.why
 
+    @pytest.mark.parametrize(("later", "is_found"), [(60.0, False), (-60.0, True)])
+    def test_gateways_that_are_gone_while_others_are_pushed_to(self, later: float, is_found: bool) -> None:
+        """Whoever was pushed to since shows that this homeserver reaches gateways."""
+        hosts = ("ntfy.ada.org", "ntfy.bob.org")
+        seen = consumers(
+            events=5_000,
+            failing_pushers=[self.failing(host) for host in hosts],
+            has_working_pushers=True,
+            pushed_at=1_700_000_000.0 + later,
+        )
+
+        assert [("pushers_failing", "", "")] * is_found == found(SERVER, seen)
+        assert ["pushers_failing"] * (not is_found) == [one.kind for one in remarks(SERVER, seen)]
+
     def test_pushers_that_fail_and_are_not_behind(self) -> None:
         """A pusher without news is at an old position."""
         each = [self.failing(host, 5_000) for host in ("a.org", "b.org")]
@@ -687,15 +732,49 @@ class TestConsumers:
         )
 
 
+def test_a_port_that_may_be_mapped_is_noted_at_a_live_homeserver(tmp_path: Path) -> None:
+    path = tmp_path / "homeserver.yaml"
+    path.write_text(
+        "server_name: x\ninstance_map: {main: {host: hs.svc, port: 80}}\n"
+        "listeners: [{port: 9093, type: http, resources: [{names: [replication]}]}]\n"
+    )
+    server = read_homeserver([path])
+
+    assert [] == found(server, [])
+    assert "wrong_port" in [one.kind for one in remarks(server, [])]
+
+
+def test_processes_of_a_release_that_is_not_known(tmp_path: Path) -> None:
+    """They run with a key that no known release has: it is none that is refused."""
+    path = tmp_path / "homeserver.yaml"
+    path.write_text("server_name: x\nstream_writers: {rooms_new: master}\n")
+    server = read_homeserver([path])
+    seen = [
+        Look(at=at, metrics={"master": msgspec.structs.replace(page(0), release="1.170.0")}) for at in TIMES
+    ]
+
+    assert [] == found(server, seen)
+    assert ["newer_release"] == [one.kind for one in remarks(server, seen) if "1.170" in one.why]
+
+
 def test_unseen_streams_are_reported_with_the_reason() -> None:
     """By what, and why."""
     server = msgspec.structs.replace(SERVER, unread=(Unseen(what="configuration", why="a note"),))
     last = Look(
         at=0.0,
         heard=Heard(trouble="refused"),
-        metrics={"w1": MetricsLook(at=0, trouble="off"), "w2": page(0)},
+        metrics={"w1": MetricsLook(at=0, trouble="off"), "w2": page(0, receipts=1)},
     )
 
     assert [("configuration", "a note"), ("Redis", "refused"), ("metrics of w1", "off")] == [
         (one.what, one.why) for one in unseen(server, [last])
     ]
+
+
+def test_positions_that_a_release_does_not_show_are_unseen() -> None:
+    """Before 1.163: what is judged by them is not."""
+    old = msgspec.structs.replace(page(0), release="1.157.1")
+    (told,) = unseen(SERVER, [Look(at=0.0, metrics={"w1": old, "w2": old, "master": page(0, receipts=1)})])
+
+    assert "positions of w1 and w2" == told.what
+    assert "1.157.1 have none" in told.why

@@ -163,11 +163,12 @@ def test_of_several_databases_the_one_with_main_counts(tmp_path: Path) -> None:
         "state": {"name": "psycopg2", "data_stores": ["state"], "args": {"dbname": "state"}},
         "master": {"name": "psycopg2", "data_stores": ["main"], "args": {"dbname": "main", "port": 5433}},
     }
-    found = read(tmp_path, databases=several).database
+    for main in (several["master"], {**several["master"], "data_stores": None}):
+        found = read(tmp_path, databases={**several, "master": main}).database
 
-    assert found is not None
-    assert found.parameters is not None
-    assert {"dbname": "main", "port": "5433"} == found.parameters.value
+        assert found is not None
+        assert found.parameters is not None
+        assert {"dbname": "main", "port": "5433"} == found.parameters.value
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,14 @@ def test_of_several_databases_the_one_with_main_counts(tmp_path: Path) -> None:
             "/data/homeserver.db",
         ),
         ({"database": None, "database_path": "/data/old.db"}, "/data/old.db"),
+        # Synapse ignores it beside `database`, with a warning.
+        (
+            {
+                "database": {"name": "sqlite3", "args": {"database": "/data/homeserver.db"}},
+                "database_path": "/data/old.db",
+            },
+            "/data/homeserver.db",
+        ),
     ],
 )
 def test_both_forms_of_sqlite_are_read(tmp_path: Path, settings: dict[str, Any], path: str) -> None:

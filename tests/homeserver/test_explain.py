@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.homeserver.explanation import KINDS, HomeserverState, Passage, explain, explain_lines
+from synrepl.homeserver.explanation.excerpts import without_secrets
 from synrepl.homeserver.explanation.explainer import MAX_EXAMPLES
 from synrepl.homeserver.explanation.messages import known_messages
 from synrepl.homeserver.explanation.results import MAX_NUMBERS
@@ -554,6 +555,15 @@ def test_an_access_token_is_not_shown() -> None:
         "x request connection failed; retrying in 1s: ConnectError('redis://:s3cretToken@host:6379')",
         "Failed to handle command syt_YWRh_s3cretToken_1abc",
         "psycopg2.ProgrammingError: invalid dsn: host=db password=s3cretToken user=x",
+        # As libpq, JSON and Python quote it, also where the text was cut within.
+        "psycopg2.ProgrammingError: invalid dsn: host=db password = 'my \\' s3cretToken' user=x",
+        "psycopg2.ProgrammingError: invalid dsn: {'PASSWORD': 'my s3cretToken', 'x': 1}",
+        'psycopg2.ProgrammingError: invalid dsn: {"password": "my s3cretToken',
+        "psycopg2.ProgrammingError: invalid dsn: as_token='my s3cretToken' hs_token: \"s3cretToken\"",
+        "psycopg2.ProgrammingError: invalid dsn: postgresql://u:p@s3cretToken@host/d",
+        "x request connection failed; retrying in 1s: {'Authorization': 'Bearer s3cretToken.x'}",
+        "Failed to handle command mct_AbCdEf123s3cretToken_zzz",
+        "Failed to handle command syr_YWRh_s3cretToken_1abc",
     ],
 )
 def test_secrets_of_a_message_are_not_shown(line: str) -> None:
@@ -561,6 +571,20 @@ def test_secrets_of_a_message_are_not_shown(line: str) -> None:
 
     assert "s3cretToken" not in repr(passage)
     assert "(not shown)" in passage.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'password authentication failed for user "synapse"',
+        "Client sent AUTH, but no password is set",
+        "AUTH failed: WRONGPASS invalid username-password pair",
+        "access to https://matrix.org:8448/@ada:hs",
+        "the token s1_2_3 is old",
+    ],
+)
+def test_what_is_no_secret_is_shown(text: str) -> None:
+    assert text == without_secrets(text)
 
 
 def test_every_example_of_every_command_is_explained() -> None:

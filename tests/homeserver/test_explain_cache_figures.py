@@ -69,3 +69,20 @@ def test_more_caches_are_judged_than_samples_shown() -> None:
     many = "".join(SMALL.replace("get_users_in_room", f"cache_{number}") for number in range(20))
 
     assert only(many).words[0].endswith("and others.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'synapse_util_caches_cache_size{name="x"} 1.2.3',
+        "synapse_storage_schedule_time_sum 1.2.3",
+        '{"data":{"result":[{"metric":{"__name__":"synapse_util_caches_cache_size","name":"x"},"value":[1,"abc"]}]}}',
+        '{"data":{"result":[{"metric":{"__name__":"synapse_util_caches_cache_size","name":"x"},"value":[1,2]}]}}',
+    ],
+)
+def test_what_is_no_number_is_no_sample(text: str) -> None:
+    """A line ends no explanation of a whole log."""
+    found = explain(f"{text}\n{SMALL}")
+
+    assert ["metric"] == [one.kind for one in found.passages]
+    assert 1 == found.unrecognized

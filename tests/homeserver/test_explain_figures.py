@@ -92,6 +92,15 @@ def test_stored_positions_are_told_by_stream_and_writer() -> None:
             "A sequence: the last id that was given out is 420.",
         ),
         (
+            " last_value | is_called \n------------+-----------\n          1 | f\n(1 row)\n",
+            "no id was given out since it was made, or set: the next is 1. Where it is of a stream, all",
+        ),
+        (
+            " last_value | is_called \n------------+-----------\n          1 | t\n(1 row)\n",
+            "A sequence: the last id that was given out is 1.",
+        ),
+        (" last_value \n------------\n          1\n(1 row)\n", "is 1, or none was, and the next is 1"),
+        (
             DROPPED,
             "The table cache_invalidation_stream. What was dropped from caches",
         ),

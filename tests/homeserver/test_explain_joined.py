@@ -575,3 +575,106 @@ def test_wait_that_was_given_up_has_its_end() -> None:
     found = explain(STUCK.format("05,726", "PUT-165", "backfill", "") + given_up)
 
     assert "no end" not in " ".join(word for one in found.passages for word in one.words)
+
+
+# -- a text of several processes -----------------------------------------------------------------------------
+
+OF_FEDERATION = (
+    HEAD.format("metrics.background_process_metrics", "ERROR", "process_event_queue_for_federation-7")
+    + "Background process 'process_event_queue_for_federation' threw an exception"
+)
+NO_SPACE = 'psycopg2.errors.DiskFull: could not extend file "base/1/2": No space left on device'
+
+
+def put_together(form: str, *lines: tuple[str, str]) -> str:
+    """Lines of processes as something put them together."""
+    return "".join(
+        f"{form.format(writer)}{line}\n" for writer, text in lines for line in text.strip().split("\n")
+    )
+
+
+FORMS = (
+    "{:<9}| ",
+    "[pod/hs-{}-0/synapse] ",
+    "Nov 02 10:00:00 hs synapse-{}[71]: ",
+    "2026-11-02T10:00:00+0000 hs {}[7]: ",
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_traceback_is_that_of_the_process_whose_name_stands_before_it(form: str) -> None:
+    """Docker Compose, kubectl --prefix and a journal mix the lines."""
+    mixed = put_together(
+        form,
+        ("w1", FAILED),
+        ("worker2", OF_FEDERATION),
+        ("w1", f"{TRACED}    return call(x)\n{NO_SPACE}"),
+        ("worker2", f"{TRACED}    return call(x)\nKeyError: 'x'"),
+    )
+    first, second = (
+        put_together(form, (writer, f"{line.strip()}\n{TRACED}    return call(x)\n{error}"))
+        for writer, line, error in (("w1", FAILED, NO_SPACE), ("worker2", OF_FEDERATION, "KeyError: 'x'"))
+    )
+    found = {one.kind: one.words for one in explain(mixed).passages}
+
+    assert found == {one.kind: one.words for text in (first, second) for one in explain(text).passages}
+
+
+def test_a_traceback_of_another_container_is_of_no_line_of_synapse() -> None:
+    mixed = put_together(FORMS[0], ("synapse", FAILED), ("bridge", f"{TRACED}    return call(x)\n{NO_SPACE}"))
+    kinds = {one.kind: one.words for one in explain(mixed).passages}
+
+    assert not any("disk is full" in word for word in kinds["client_write_failed"])
+    assert len(kinds) == 2
+
+
+def test_a_row_of_a_table_is_of_no_container() -> None:
+    """Even below lines that Docker Compose put together."""
+    rows = " stream_name | instance_name | stream_id\n-------------+---------------+-----------\n"
+    table = f"{rows} events      | w1            | 12\n receipts    | master        | 13\n(2 rows)\n"
+    alone = explain(table).passages
+    below = explain(put_together("{:<12}| ", ("synapse", FAILED)) + table).passages
+
+    assert [one.fields for one in alone] == [one.fields for one in below if one.kind == "sql_table"]
+
+
+WAITS = (
+    HEAD.format("replication.tcp.client", "INFO", "GET-5")
+    + "Waiting for repl stream 'caches' to reach 105 (master); currently at: 100"
+)
+GAVE_UP = (
+    HEAD.format("http.server", "ERROR", "GET-5")
+    + "Failed handle request via 'RoomCreateRestServlet': <XForwardedForRequest at 0x7f method='POST'"
+    " uri='/_matrix/client/v3/createRoom' clientproto='HTTP/1.1' site='8083'>\n"
+    f"{TRACED}    return call(x)\ntwisted.internet.defer.TimeoutError: deferred timed out after 3s"
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_process_counts_its_requests_for_itself(form: str) -> None:
+    """GET-5 of one is not GET-5 of another."""
+    one, two = (explain(put_together(form, ("w1", WAITS), (writer, GAVE_UP))) for writer in ("w1", "worker2"))
+
+    assert "waited for the stream caches" in one.summary
+    assert "waited for the stream caches" not in two.summary
+    answered = ANSWER.format("GET-5")
+    open_one, open_two = (
+        explain(put_together(form, ("w1", WAITS), (writer, answered))) for writer in ("w1", "worker2")
+    )
+    assert [False, True] == ["no end of it" in repr(found) for found in (open_one, open_two)]
+
+
+ANSWER = HEAD.format("access.http.8083", "INFO", "{}") + (
+    "10.0.0.1 - 8083 - {{@a:x}} Processed request: 0.010sec/0.000sec (0.001sec, 0.000sec)"
+    ' (0.000sec/0.000sec/0) 12B 200 "GET /_matrix/client/v3/sync HTTP/1.1" "x" [0 dbevts]'
+)
+
+
+def test_requests_whose_numbers_come_again_may_be_of_two_processes() -> None:
+    """Where no name of a process stands before the lines."""
+    later = ANSWER.format("GET-3").replace("10:00:00,000", "10:00:01,000")
+    once, again = (
+        explain("\n".join((ANSWER.format("GET-3"), *more, WAITS, GAVE_UP))) for more in ((), (later,))
+    )
+
+    assert ["may be of two" in found.summary for found in (once, again)] == [False, True]

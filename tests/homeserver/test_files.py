@@ -374,6 +374,9 @@ def test_loopback_is_a_default_on_one_host_only(
 SENDER = "worker_app: synapse.app.federation_sender"
 
 
+LISTENER = "worker_listeners: [{{{}, type: http, {}}}]"
+
+
 @pytest.mark.parametrize(
     ("line", "release", "kind"),
     [
@@ -402,6 +405,20 @@ SENDER = "worker_app: synapse.app.federation_sender"
             None,
         ),
         ("databases: {main: {name: mysql, args: {}}}", "1.163", "refused_at_start"),
+        ("databases: {a: {name: psycopg2}}", "1.163", "refused_key"),
+        ("databases: {a: {name: psycopg2}}", "1.6", None),
+        ("database: {}\ndatabases: {a: {name: psycopg2}}\ndatabase_path: /x.db", "1.163", "refused_key"),
+        ("database: {}\ndatabases: {a: {name: psycopg2}}", "1.163", None),
+        # Texts for lists: of names Synapse takes the letters.
+        (LISTENER.format("port: 1", "resources: [{names: client}]"), "1.163", "refused_key"),
+        (LISTENER.format("port: 1", "resources: [{names: client}]"), "1.27", None),
+        (LISTENER.format("port: 1", "resources: {names: [client]}"), "1.163", "refused_key"),
+        (LISTENER.format("port: 1", "resources: client"), "1.163", "refused_key"),
+        (LISTENER.format("port: 99999", "resources: [{names: [client]}]"), "1.163", "refused_key"),
+        ("worker_listeners: [{path: /m.sock, type: manhole}]", "1.163", "refused_key"),
+        ("enable_metrics: true\nworker_listeners: [{path: /m.sock, type: metrics}]", "1.163", "refused_key"),
+        # It is not looked at then.
+        ("enable_metrics: false\nworker_listeners: [{path: /m.sock, type: metrics}]", "1.163", None),
         # The worker ended itself before federation_sender_instances said who sends.
         (f"{SENDER}\nfederation_sender_instances: [w1]", "1.24", "refused_at_start"),
         (f"{SENDER}\nsend_federation: false", "1.24", None),
@@ -430,6 +447,31 @@ def test_keys_that_a_release_refuses(tmp_path: Path, line: str, release: str, ki
 
     assert bool(whys) is (kind is not None)
     assert all(" refuse" in why for why in whys)
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {"stream_writers": {"rooms_new": "master"}},
+        {"listeners": [{"type": "quic", "port": 8008}]},
+        {"listeners": [{"type": "http", "port": 8008, "resources": [{"names": ["client", "calls"]}]}]},
+        {"database": {"name": "psycopg2", "args": {"compression_level": "x"}}},
+        {"database": {"name": "duckdb", "args": {}}},
+    ],
+)
+def test_what_a_release_that_is_not_known_may_have(tmp_path: Path, shared: dict[str, Any]) -> None:
+    """A newer stream, resource or driver is no mistake there; that it is not known is said."""
+    files = write(tmp_path, homeserver={"server_name": "x", **shared})
+    [known] = run(*files, code=UNWELL)["findings"]
+    [told] = [one for one in run(*files, "--synapse", "1.170", code=WELL)["notes"] if "1.170" in one["why"]]
+
+    assert "every release up to 1.163 refuses" in known["why"]
+    assert "if the homeserver is newer than 1.163, give --synapse RELEASE" in known["remedy"]
+    at_newest = run(*files, "--synapse", "1.163.2", code=UNWELL)
+    assert [] == [one for one in at_newest["notes"] if one["kind"] == "newer_release"]
+    assert "newer_release" == told["kind"]
+    assert "taken for 1.163" in told["why"]
+    assert known["why"].partition(":")[0] in told["why"]
 
 
 @pytest.mark.parametrize(
@@ -906,6 +948,20 @@ def test_a_file_without_targets(tmp_path: Path, content: str) -> None:
     assert "no targets" in result.stderr
 
 
+def test_a_password_in_an_address_of_metrics_is_not_shown(tmp_path: Path) -> None:
+    """By an option, or by a target of Prometheus."""
+    files = write(tmp_path, homeserver=WHOLE, w1=WORKER)
+    (tmp_path / "targets.json").write_text(
+        json.dumps([{"targets": ["user:s3cret@h:9000"], "labels": {"instance": "w1"}}])
+    )
+    given = ["--metrics", "master=http://user:s3cret@h:1/m", "--targets", tmp_path / "targets.json"]
+    found = run(*files, *given, code=WELL)
+
+    assert "http://h:1/m" == process(found, "master")["metrics"]
+    assert "http://h:9000/_synapse/metrics" == process(found, "w1")["metrics"]
+    assert "s3cret" not in json.dumps(found)
+
+
 def test_two_addresses_that_are_one(tmp_path: Path) -> None:
     """On one host, by a mistake: neither is used."""
     listener = "{type: metrics, port: 9001, bind_addresses: [127.0.0.1]}"
@@ -1024,7 +1080,7 @@ def test_the_app_of_the_main_process_in_its_folder_is_its_own(tmp_path: Path) ->
 # -- a part of the files -------------------------------------------------------------------------------------
 
 OF_WORKER = "worker_app: synapse.app.generic_worker\nworker_name: w1\n"
-OF_MAP = "instance_map: {main: {host: h, port: 9093}, w1: {host: h, port: 9094}}\n"
+OF_MAP = "instance_map: {main: {host: localhost, port: 9093}, w1: {host: localhost, port: 9094}}\n"
 
 
 @pytest.mark.parametrize(

@@ -186,3 +186,114 @@ def test_a_list_of_workers_is_no_setting(tmp_path: Path, key: str, value: Any, i
     if is_found:
         assert f"`{key}` in {files[1]} is no setting" in found["findings"][0]["why"]
         assert "did you mean" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "listens", "is_wrong"),
+    [
+        # A Service leads its port 80 to the pod's 9093.
+        ("synapse.matrix.svc", 80, 9093, False),
+        ("synapse.matrix.svc", 9093, 9093, None),
+        ("localhost", 80, 9093, True),
+        # What listens there is another listener of the same process.
+        ("synapse.matrix.svc", 8008, 9093, True),
+        ("synapse.matrix.svc", 80, None, True),
+    ],
+)
+@pytest.mark.parametrize("release", ["1.50", "1.163"])
+def test_a_port_that_something_else_may_map(
+    tmp_path: Path, host: str, port: int, listens: int | None, is_wrong: bool | None, release: str
+) -> None:
+    """A Service of Kubernetes, or Docker: from the files alone it is not wrong."""
+    shared = {
+        "server_name": "x",
+        "redis": {"enabled": True},
+        "listeners": [
+            listener("client", port=8008),
+            *([listener("replication", port=listens)] if listens else []),
+        ],
+    }
+    own = worker("w1", listener("client"))
+    if release == "1.163":
+        shared["instance_map"] = {"main": {"host": host, "port": port}}
+    else:
+        own |= {"worker_replication_host": host, "worker_replication_http_port": port}
+    files = write(tmp_path, homeserver=shared, w1=own)
+    found = run(*files, "--synapse", release, code=UNWELL if is_wrong else WELL)
+
+    for where, is_there in (("findings", is_wrong is True), ("notes", is_wrong is False)):
+        assert is_there == any(one["kind"] == "wrong_port" for one in found[where])
+    if is_wrong is False:
+        told = note(found, "wrong_port")
+        assert told["remedy"].startswith("nothing, if a proxy, a Service or Docker leads it")
+        assert "fail" not in told["why"]
+
+
+@pytest.mark.parametrize(
+    ("path", "where"),
+    [("/run/synapse//main.sock", None), ("/sockets/main.sock", "notes")],
+)
+def test_a_socket_by_another_path(tmp_path: Path, path: str, where: str | None) -> None:
+    """A container may have its folder elsewhere."""
+    shared = {
+        **WHOLE,
+        "instance_map": {"main": {"path": path}},
+        "listeners": [
+            {"path": "/run/synapse/main.sock", "type": "http", "resources": [{"names": ["replication"]}]}
+        ],
+    }
+    found = run(*write(tmp_path, homeserver=shared, w1=worker("w1", listener("client"))), code=WELL)
+
+    assert bool(where) == any(one["kind"] == "wrong_port" for one in found["notes"])
+
+
+def test_each_process_goes_by_its_own_map(tmp_path: Path) -> None:
+    """One in a worker's own file replaces the shared one."""
+    entries = {"main": {"host": "localhost", "port": 9093}, "w1": {"host": "localhost", "port": 9094}}
+    own = {"main": {"host": "localhost", "port": 9999}, "w1": {"host": "localhost", "port": 9998}}
+    shared = {**WHOLE, "instance_map": entries, "listeners": [listener("replication", port=9093)]}
+    w1 = worker("w1", listener("replication", port=9094), listener("client"))
+    files = write(
+        tmp_path, homeserver=shared, w1=w1, w2=worker("w2", listener("client", port=8084), instance_map=own)
+    )
+    found = run(*files, code=UNWELL)
+
+    assert [("wrong_port", "master"), ("wrong_port", "w1")] == kinds(found)
+    assert all("w2.yaml has 999" in one["why"] for one in found["findings"])
+    assert all(one["remedy"].endswith("w2.yaml") for one in found["findings"])
+
+
+SOCKET = {"path": "/run/x.sock", "type": "http", "resources": [{"names": ["client"]}]}
+
+
+@pytest.mark.parametrize(
+    ("keys", "at"),
+    [
+        ({"listeners": [SOCKET, {**SOCKET, "path": "/run//x.sock"}]}, "/run/x.sock"),
+        ({"listeners": [SOCKET, {**SOCKET, "path": "/run/y.sock"}]}, None),
+        (
+            {"listeners": [listener("client", port=9000)], "enable_metrics": True, "metrics_port": 9000},
+            "9000",
+        ),
+        ({"listeners": [listener("client", port=9000)], "metrics_port": 9000}, None),
+        ({"listeners": [listener("client", port=9000)], "manhole": 9000}, "9000"),
+        ({"listeners": [listener("client", port=9000)], "manhole": 9001}, None),
+    ],
+)
+def test_two_listeners_at_one_place(tmp_path: Path, keys: dict[str, Any], at: str | None) -> None:
+    """Sockets have paths, and metrics and the manhole have ports by older keys."""
+    found = run(*write(tmp_path, homeserver={"server_name": "x", **keys}), code=UNWELL if at else WELL)
+
+    assert [("port_twice", "master")] * bool(at) == kinds(found)
+    assert all(f"two listeners of master at {at}:" in one["why"] for one in found["findings"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_noted"),
+    [({}, True), ({"database": {"name": "sqlite3"}}, False), ({"database_path": "/x.db"}, False)],
+)
+def test_files_without_a_database(tmp_path: Path, keys: dict[str, Any], is_noted: bool) -> None:
+    """Synapse does not start with them, unless -d names one: that is not in the files."""
+    found = run(*write(tmp_path, homeserver={"server_name": "x", **keys}), code=WELL)
+
+    assert is_noted == any(one["kind"] == "no_database" for one in found["notes"])

@@ -46,6 +46,35 @@ def test_the_names_needed_are_read(step: int) -> None:
     assert look.release == "1.163.2 (b=x)"
 
 
+def test_a_counter_that_is_printed_twice_counts_once() -> None:
+    """Releases up to 1.72 print the old form, and the new one below it. Of two connections it is the sum."""
+    page = MetricsPage()
+    for ending in (b"", b"_total"):
+        for connection in (b"3", b"4"):
+            labels = b'{name="%s",stream_name="caches"} %s.0\n' % (connection, connection)
+            page.receive(b"synapse_replication_tcp_protocol_inbound_rdata_count" + ending + labels)
+
+    assert {"caches": 7} == page.look(0.0).received
+
+
+@pytest.mark.parametrize(
+    ("text", "is_of_synapse"),
+    [
+        (b'node_cpu_seconds_total{cpu="0"} 5\n', False),
+        (b"<html>login</html>\n", False),
+        (b"", False),
+        (b'synapse_build_info{version="1.157.1"} 1\n', True),
+        (b"synapse_replication_tcp_resource_total_connections 1.0\n", True),
+    ],
+)
+def test_a_page_of_another_program_was_not_seen(text: bytes, is_of_synapse: bool) -> None:
+    """As a login page, or an exporter at that port."""
+    page = MetricsPage()
+    page.receive(text)
+
+    assert is_of_synapse == (not page.look(0.0).trouble)
+
+
 def test_the_release_of_a_page() -> None:
     """Two pages of one homeserver that was upgraded in part."""
     found = []

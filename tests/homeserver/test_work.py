@@ -1,10 +1,13 @@
 """``inspect --files``: work that nobody does, that several do, and processes that do nothing."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from synrepl.cli import main
 from tests.homeserver.test_files import UNWELL, WELL, WHOLE, WORKER, kinds, run, write
 
 
@@ -297,3 +300,99 @@ def test_one_writer_of_two_is_enough_for_clients(tmp_path: Path) -> None:
     )
 
     assert [] == run(*files, code=WELL)["findings"]
+
+
+FS1, FS2 = ["fs1"], ["fs1", "fs2"]
+
+
+@pytest.mark.parametrize(
+    ("shared", "own", "found_kinds"),
+    [
+        # By its own files the main process has no list, and sends everything.
+        (None, {"fs1": FS1}, ["done_twice"]),
+        (FS1, {"fs1": FS1}, []),
+        (FS2, {"fs1": None, "fs2": None}, []),
+        (FS2, {"fs1": FS1, "fs2": None}, ["different_lists"]),
+        # Which share is whose is by the place in the list.
+        (None, {"fs1": FS2, "fs2": FS2[::-1]}, ["different_lists", "done_twice"]),
+        (FS2, {"fs1": None, "fs2": []}, ["different_lists"]),
+    ],
+)
+def test_lists_that_are_not_the_same_for_all(
+    tmp_path: Path, shared: Any, own: dict[str, Any], found_kinds: list[str]
+) -> None:
+    """Each process shares its work by the list in its own files."""
+    for key in ("federation_sender_instances", "pusher_instances"):
+        workers = {
+            name: {**worker(name), **({} if names is None else {key: names})} for name, names in own.items()
+        }
+        homeserver = WHOLE if shared is None else {**WHOLE, key: shared}
+        files = write(tmp_path, homeserver=homeserver, **workers)
+        found = run(*files, code=UNWELL if found_kinds else WELL)
+
+        assert found_kinds == [kind for kind, _ in kinds(found)]
+        for told in (one for one in found["findings"] if one["kind"] == "done_twice"):
+            assert f"`{key}: [fs1" in told["remedy"]
+            assert "each of master and fs1" in told["why"] or "each of master, fs1 and fs2" in told["why"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "is_wrong"), [("sender10", "sender10", True), ("s", "s", False), ("sender10", "s", True)]
+)
+def test_a_text_where_a_list_is_meant(tmp_path: Path, text: str, name: str, is_wrong: bool) -> None:
+    """Its letters are the names: of a thousand servers none is sent to."""
+    shared = {**WHOLE, "federation_sender_instances": text}
+    files = write(tmp_path, homeserver=shared, w=worker(name, listener("client")))
+    found = run(*files, code=UNWELL if is_wrong else WELL)
+
+    told = [one for one in found["findings"] if one["kind"] == "text_for_list"]
+    assert is_wrong == bool(told)
+    assert all("`federation_sender_instances: [sender10]`" in one["remedy"] for one in told)
+
+
+@pytest.mark.parametrize(
+    ("own", "where"),
+    [
+        ({"server_name": "other.org"}, "findings"),
+        ({"database": {"name": "psycopg2", "args": {"host": "pg", "database": "other"}}}, "findings"),
+        # A pooler, or another name of the same machine.
+        ({"database": {"name": "psycopg2", "args": {"host": "pooler", "database": "synapse"}}}, "notes"),
+        ({"redis": {"enabled": True, "host": "otherredis"}}, "notes"),
+        ({"redis": {"enabled": True, "host": "${REDIS}"}}, ""),
+        ({"database": {"name": "psycopg2", "args": {"host": "pg", "dbname": "synapse"}}}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_all_processes_have_alike(tmp_path: Path, own: dict[str, Any], where: str) -> None:
+    """A worker's own file replaces the shared key: the main process' was looked at alone."""
+    shared = {
+        **WHOLE,
+        "redis": {"enabled": True, "host": "redis"},
+        "database": {"name": "psycopg2", "args": {"host": "pg", "database": "synapse"}},
+    }
+    for others in ({}, {"w1": worker("w1")}):
+        files = write(tmp_path, homeserver=shared, w2={**worker("w2"), **own}, **others)
+        result = CliRunner().invoke(main, ["inspect", "--files", "-o", "json", *files])
+        found = json.loads(result.stdout)
+
+        for place in ("findings", "notes"):
+            told = [one["process"] for one in found[place] if one["kind"] == "different_settings"]
+            assert ["w2"] * (place == where) == told
+
+
+def test_a_default_that_is_written_down_is_no_other(tmp_path: Path) -> None:
+    """`typing: master` is what a file without it says."""
+    files = write(tmp_path, homeserver=WHOLE, w1={**worker("w1"), "stream_writers": {"typing": "master"}})
+
+    assert [] == run(*files, code=WELL)["findings"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_a_file_that_synapse_cannot_read(tmp_path: Path, encoding: str) -> None:
+    """It opens files as UTF-8."""
+    path = tmp_path / "homeserver.yaml"
+    path.write_bytes(b"\xfe\xff"[: 2 * (encoding == "utf-16-be")] + "server_name: x\n".encode(encoding))
+    result = CliRunner().invoke(main, ["inspect", "--files", "--homeserver", str(path)])
+
+    assert 2 == result.exit_code
+    assert "UTF-16" in result.output

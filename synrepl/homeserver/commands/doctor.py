@@ -235,15 +235,16 @@ def _lines(diagnosis: "Diagnosis", *, fix: bool) -> Iterator[str]:
 
 
 def _lines_before_start(report: "StartReport") -> Iterator[str]:
-    yield _heading(report.diagnosis)
+    is_opened = all(one.kind != "no_sequences" for one in report.diagnosis.complaints)
+    yield _heading(report.diagnosis, "" if is_opened else "an SQLite file, which is not opened")
     for one in report.raised:
         yield click.style(f"raised {one.sequence} from {one.before} to {one.after}", "yellow")
     yield from _complaints(report.diagnosis)
     yield click.style(*CONCLUSIONS[report.may_start])
 
 
-def _heading(diagnosis: "Diagnosis") -> str:
-    parts = [WHAT[diagnosis.kind]]
+def _heading(diagnosis: "Diagnosis", what: str = "") -> str:
+    parts = [what or WHAT[diagnosis.kind]]
     if ids := _ids(diagnosis):
         parts.append(f"{ids} examined")
     if diagnosis.facts_checked is not None:

@@ -87,10 +87,22 @@ def inspect(homeserver: "Homeserver", ask: bool, files_only: bool, output: Outpu
 def _inspect_files(homeserver: "Homeserver", output: Output) -> int:
     """Show what the files say, and return the exit code."""
     # Imported on use, as the reader of the files was.
-    from synrepl.homeserver.file_findings import find_in_files, notes_on_listeners, unseen_in_files
+    from synrepl.homeserver.file_findings import (
+        find_in_files,
+        notes_on_addresses,
+        notes_on_listeners,
+        notes_on_releases,
+        unseen_in_files,
+    )
     from synrepl.homeserver.work_findings import notes_on_work
 
-    notes = [*homeserver.notes, *notes_on_work(homeserver), *notes_on_listeners(homeserver)]
+    notes = [
+        *homeserver.notes,
+        *notes_on_releases(homeserver),
+        *notes_on_work(homeserver),
+        *notes_on_addresses(homeserver),
+        *notes_on_listeners(homeserver),
+    ]
     findings = list(find_in_files(homeserver))
     # A database is not looked at.
     unseen = [one for one in unseen_in_files(homeserver) if one.what != "database"]

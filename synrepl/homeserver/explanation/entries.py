@@ -11,6 +11,7 @@ import msgspec
 
 from synrepl.homeserver.explanation.order import in_order
 from synrepl.homeserver.explanation.pasted_lines import (
+    LineWriters,
     is_logged,
     logged_message,
     split_lines,
@@ -157,7 +158,8 @@ class PastedEntry(msgspec.Struct, frozen=True):
     Of a traceback that no line logged, the line is the last exception, or "". The `frames` are the files of
     Synapse in it, each once, the last one last; `is_cut`: the exception is missing. Of a table
     that psql printed, the line is its first. The `package` is that of the last file in the traceback, or "".
-    `is_start`: Synapse printed it as the reason why it does not start.
+    `is_start`: Synapse printed it as the reason why it does not start. The `writer` is the container or unit
+    whose line it is, if its name stands before it.
     """
 
     number: int
@@ -170,72 +172,142 @@ class PastedEntry(msgspec.Struct, frozen=True):
     is_cut: bool = False
     package: str = ""
     is_start: bool = False
+    writer: str = ""
 
 
 def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
-    """Yield the lines that are not blank, numbered from 1, each with what belongs to it."""
-    held: PastedEntry | None = None
-    trace: _Traceback | None = None
+    """Yield the lines that are not blank, numbered from 1, each with what belongs to it.
+
+    Of a text of several processes, as Docker, Kubernetes and a journal put them together, what belongs to a
+    line is from the same one.
+    """
+    writers, readers = LineWriters(), {"": _EntryReader("")}
+    reader, ready = readers[""], list[PastedEntry]()
     for number, shipped in _numbered(lines):
         if not shipped.strip() or (shipped.startswith("==> ") and _FILE_OF_TAIL.fullmatch(shipped.strip())):
             continue
-        if held is not None and held.table is not None and held.table.takes(shipped):
-            continue
-        line, exceptions, frames = _unpacked(shipped)
+        writer, line = writers.of(shipped)
+        # What has no name before it goes on with the line above.
+        if writer is not None and writer != reader.writer:
+            reader = readers.setdefault(writer, _EntryReader(writer))
+        ready += reader.read(number, line)
+        if len(readers) > 1:
+            late = [one for one in readers.values() if number - one.last > MAX_APART]
+            for one in late:
+                ready += one.end()
+                del readers[one.writer]
+            begun = min((one.begun for one in readers.values() if one.begun), default=number + 1)
+            ready.sort(key=lambda entry: entry.number)
+            while ready and ready[0].number < begun:
+                yield ready.pop(0)
+        else:
+            yield from ready
+            ready.clear()
+    for one in readers.values():
+        ready += one.end()
+    yield from sorted(ready, key=lambda entry: entry.number)
+
+
+MAX_APART: Final = 200
+"""What belongs to a line of a process comes within so many lines of a text of several."""
+
+
+class _EntryReader:
+    """Reads the lines of one writer: each with what belongs to it in the next ones.
+
+    `last` is the number of its last line, and `begun` that of the one which is still read, or 0.
+    """
+
+    def __init__(self, writer: str) -> None:
+        self.writer = writer
+        self.last = 0
+        self._held: PastedEntry | None = None
+        self._trace: _Traceback | None = None
+        self._trace_begun = 0
+
+    @property
+    def begun(self) -> int:
+        if self._held is not None:
+            return self._held.number
+        return self._trace_begun if self._trace is not None else 0
+
+    def read(self, number: int, shipped: str) -> Iterator[PastedEntry]:
+        """Yield what ends with this line."""
+        self.last = number
+        return self._named(self._read(number, shipped))
+
+    def end(self) -> Iterator[PastedEntry]:
+        """Yield what is still read."""
+        return self._named(self._end())
+
+    def _named(self, found: Iterator[PastedEntry]) -> Iterator[PastedEntry]:
+        for one in found:
+            yield msgspec.structs.replace(one, writer=self.writer) if self.writer else one
+
+    def _end(self) -> Iterator[PastedEntry]:
+        held, trace, self._held, self._trace = self._held, self._trace, None, None
         if trace is not None:
-            if trace.takes(number, line):
-                continue
             yield from trace.entries(held)
-            held = trace = None
+        elif held is not None:
+            yield held
+
+    def _read(self, number: int, shipped: str) -> Iterator[PastedEntry]:
+        held = self._held
+        if held is not None and held.table is not None and held.table.takes(shipped):
+            return
+        line, exceptions, frames = _unpacked(shipped)
+        if self._trace is not None:
+            if self._trace.takes(number, line):
+                return
+            yield from self._end()
+            held = None
         if (
             held is not None
             and _UNFINISHED.search(held.line, max(0, len(held.line) - MAX_BEFORE)) is not None
         ):
-            held = PastedEntry(
-                held.number, _joined(held.line.rstrip(), logged_message(line)[1]), held.lines + 1
-            )
-            continue
+            self._join(_joined(held.line.rstrip(), logged_message(line)[1]))
+            return
         if held is not None and held.table is None and (table := PsqlOutput.begin(held.line, shipped)):
-            held = PastedEntry(held.number, held.line, table=table)
-            continue
+            self._held = PastedEntry(held.number, held.line, table=table)
+            return
         begins = not exceptions and _begins(line)
         if held is not None and held.table is None and not begins and not is_logged(line):
             if held.lines <= MAX_BROKEN and _is_cut_request(held.line):
-                held = PastedEntry(held.number, f"{held.line}{line}", held.lines + 1)
-                continue
+                self._join(f"{held.line}{line}")
+                return
             header, text = logged_message(line)
             if _END_OF_START.match(text) is not None:
-                held = msgspec.structs.replace(held, lines=held.lines + 1, is_start=True)
-                continue
+                self._held = msgspec.structs.replace(held, lines=held.lines + 1, is_start=True)
+                return
             if _continues(held.line, text) or (not header and _is_below(held, line)):
-                held = PastedEntry(held.number, _joined(held.line, text), held.lines + 1)
-                continue
+                self._join(_joined(held.line, text))
+                return
             begins = not header and _is_failure(held.line) and _PLAIN.match(text) is not None
             if not begins and not header and held.lines <= MAX_BROKEN and _is_open(held.line):
-                held = PastedEntry(held.number, f"{held.line}{line}", held.lines + 1)
-                continue
+                self._join(f"{held.line}{line}")
+                return
             is_cut = not begins and _REST_OF_HEADER.match(line) is not None
             if is_cut and _CUT_IN_HEADER.search(held.line.rstrip(), max(0, len(held.line) - 300)):
-                held = PastedEntry(held.number, held.line.rstrip() + line, held.lines + 1)
-                continue
+                self._join(held.line.rstrip() + line)
+                return
         if begins and (begun := _Traceback()).takes(number, line):
-            trace = begun
-            continue
+            self._trace, self._trace_begun = begun, number
+            return
         if held is not None and _is_of_twisted(held.line) and (rest := _rest_of_twisted(line)) is not None:
-            held = PastedEntry(held.number, _joined(held.line, rest) if rest else held.line, held.lines + 1)
-            continue
-        if held is not None:
-            yield held
-            held = None
+            self._join(_joined(held.line, rest) if rest else held.line)
+            return
+        yield from self._end()
         if "****" in line and _STARS.fullmatch(logged_message(line)[1]) is not None:
-            continue
+            return
         # What belongs to a line of Synapse may be in further documents of Docker.
         is_document = line is not shipped and is_logged(line)
-        held = PastedEntry(number, line if is_document else shipped, exceptions=exceptions, frames=frames)
-    if trace is not None:
-        yield from trace.entries(held)
-    elif held is not None:
-        yield held
+        shown = line if is_document else shipped
+        self._held = PastedEntry(number, shown, exceptions=exceptions, frames=frames)
+
+    def _join(self, line: str) -> None:
+        """Make a line one with the held one."""
+        assert self._held is not None
+        self._held = PastedEntry(self._held.number, line, self._held.lines + 1)
 
 
 def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

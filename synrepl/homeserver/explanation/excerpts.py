@@ -34,18 +34,36 @@ MAX_REASON: Final = 200
 """The most characters that a sentence has of an exception's text."""
 
 _SECRETS: Final = re.compile(
-    r"(?P<before>USER_IP \S{1,300} ).*"
-    r"|(?P<key>access_token=)[^&\s\"']+"
-    r"|(?P<password>password=)[^&\s\"']+"
-    r"|(?P<user>://[^/\s:@]{0,100}:)[^/\s@]{1,300}(?=@)"
-    r"|\b(?:syt_|MDAx)\w{8,}",
+    r"(?P<line>USER_IP \S{1,300} (?=\W)).*"
+    # A key that is named as one, with its value: in quotes, as libpq, JSON and Python write it, or up to a
+    # space. Quotes that were cut off do not end.
+    r"|(?P<key>(?i:password|passwd|passphrase|secret|secret_key|(?:access|refresh|login|as|hs|auth|api|bearer)"
+    r"_?(?:token|key))[\"']?\s{0,3}[=:]\s{0,3}(?!\(not shown\)))"
+    r"(?:b?(?P<quote>[\"'])(?:\\.|(?!(?P=quote))[^\\])*(?:(?P=quote)|\\?\Z)"
+    r"|(?:[^\s&\"]|&(?!\w{1,80}=))*[^\s&\"')\]}>,;])"
+    r"|(?P<user>://[^/\s:@]{0,100}:)[^/\s?#]{1,300}(?=@)"
+    r"|(?P<scheme>(?i:authorization)[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?i:basic) |(?i:\bbearer) )[\w.~+/=-]{6,}"
+    r"|(?P<command>\bAUTH[\"']? (?![\w<>]{1,20}:|(?:called|command|required|error|failed|or|is)\b)[\"']?)"
+    r"[^\s\"',]+(?![^\s\"',]*,)(?:[\"']? [\"']?(?!called\b|without\b)[^\s\"',]+)?"
+    r"|\b(?:sy[trl]_|MDAx)\w{8,}|\bm(?:at|ar|ct|cr|pt)_[A-Za-z0-9]{8,}_\w{3,}",
     re.ASCII,
 )
+_BEFORE: Final = ("line", "key", "user", "scheme", "command")
 
 
-def without_secrets(text: str) -> str:
-    """Return a text without the access tokens and passwords in it."""
-    return _SECRETS.sub(lambda found: f"{found[found.lastgroup] if found.lastgroup else ''}(not shown)", text)
+def without_secrets(text: str, *, is_sentence: bool = False) -> str:
+    """Return a text without the access tokens and passwords in it, as people paste it into public issues.
+
+    In a sentence of an answer a word after a colon is none: "without a password: anybody".
+    """
+
+    def shown(found: re.Match[str]) -> str:
+        before = next(filter(None, map(found.group, _BEFORE)), "")
+        if is_sentence and before.endswith(": ") and not found["quote"]:
+            return found[0]
+        return f"{before}(not shown)"
+
+    return _SECRETS.sub(shown, text)
 
 
 MAX_TEXT: Final = 300

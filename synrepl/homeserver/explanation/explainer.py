@@ -314,7 +314,7 @@ class _Explainer:
         """Explain the message that a line is; False if its values say that it is none."""
         message = match.message
         self._retries.see(match, header, entry.number)
-        self._late.see_pair(match, header.request, entry.number)
+        self._late.see_pair(match, header, entry.writer, entry.number)
         self._update = started_update(match.text) or self._update
         if (entry.is_cut or not entry.exceptions) and (request := failed_request(match)):
             self._failed.append((entry.number, request))
@@ -341,8 +341,9 @@ class _Explainer:
         if passage is not None and passage.kind == "update_failed":
             passage = with_update(passage, self._update)
         if passage is not None:
-            passage = self._refusals.told(passage, match, header.request)
-            self._late.see(match, passage, header, entry.number, entry.exceptions)
+            request = header.request and f"{entry.writer} {header.request}"
+            passage = self._refusals.told(passage, match, request)
+            self._late.see(match, passage, header, entry.writer, entry.number, entry.exceptions)
             self._add_failure(passage, entry, header.time)
             if passage.severity == "normal" and entry.exceptions and not entry.is_traceback:
                 # What the line says is normal; the traceback below it is not told by it.
@@ -516,6 +517,7 @@ class _Explainer:
         if self._cut and passages:
             worst = passages[0]
             passages[0] = msgspec.structs.replace(worst, advice=[*worst.advice, WHOLE])
+        passages = [_without_secrets(one) for one in passages]
         modules = {name: module for name in self._unrecognized if (module := module_of(name))}
         return Explanation(
             passages=passages,
@@ -646,6 +648,20 @@ def _with_end(passages: list[Passage]) -> list[Passage]:
         return msgspec.structs.replace(one, severity="normal", words=words, advice=[], cause="")
 
     return [told(one) for one in passages] if ends else passages
+
+
+def _without_secrets(passage: Passage) -> Passage:
+    """Hide what a value that is told may have: the answer is what people paste into public issues."""
+    return msgspec.structs.replace(
+        passage,
+        text=without_secrets(passage.text),
+        words=[without_secrets(word, is_sentence=True) for word in passage.words],
+        cause=without_secrets(passage.cause, is_sentence=True),
+        fields=[
+            {key: without_secrets(value) if isinstance(value, str) else value for key, value in row.items()}
+            for row in passage.fields
+        ],
+    )
 
 
 def _rank(passage: Passage) -> float:

@@ -52,19 +52,42 @@ class _Wait(NamedTuple):
     line: int
 
 
+class _Request(NamedTuple):
+    """The name of a request, and the process that counted it, if that is known."""
+
+    writer: str
+    name: str
+
+
+_SEVERAL: Final = (
+    "The text is of several processes, and each counts its requests for itself: the wait and the failure may"
+    " be of two."
+)
+
+
 class LateStreams:
     """Keeps who waited for which stream, and when it came."""
 
     def __init__(self) -> None:
-        self._waits: dict[str, _Wait] = {}
-        self._failed: dict[int, tuple[str, str, _Wait]] = {}
+        self._waits: dict[_Request, _Wait] = {}
+        self._failed: dict[int, tuple[_Request, str, _Wait]] = {}
         self._ends: dict[int, _Wait] = {}
-        self._open: dict[str, dict[str, int]] = {}  # lines of waits, by request and stream
+        self._open: dict[_Request, dict[str, int]] = {}  # lines of waits, by request and stream
+        self._answered: dict[str, str] = {}  # times, by request, of a text of which no process is named
+        self._is_of_several = False
 
-    def see_pair(self, match: Match, request: str, number: int) -> None:
-        """Keep that a wait began, until a line ends it; each line is seen, however many there are."""
-        key = match.message.key
-        if key in (*_FAILED, _ANSWERED) and request:
+    def see_pair(self, match: Match, header: Header, writer: str, number: int) -> None:
+        """Keep that a wait began, until a line ends it; each line is seen, however many there are.
+
+        Each process counts its requests for itself: `writer` is the one whose line it is, as far as is known.
+        """
+        key, request = match.message.key, _Request(writer, header.request)
+        if key == _ANSWERED and request.name and not writer:
+            # A line that is logged to two places has one time.
+            before = self._answered.get(request.name, header.time)
+            self._is_of_several = self._is_of_several or before != header.time
+            _keep(self._answered, request.name, header.time)
+        if key in (*_FAILED, _ANSWERED) and request.name:
             self._open.pop(request, None)
         elif key in (_WAITS, _COME, _GAVE_UP) and (named := _NAMED.search(match.text)):
             streams = self._open.pop(request, {})
@@ -75,12 +98,18 @@ class LateStreams:
                 _keep(self._open, request, streams)
 
     def see(
-        self, match: Match, passage: Passage, header: Header, number: int, exceptions: Sequence[str]
+        self,
+        match: Match,
+        passage: Passage,
+        header: Header,
+        writer: str,
+        number: int,
+        exceptions: Sequence[str],
     ) -> None:
         """Keep what a line says of a wait: its begin, a request that failed with it, or its end."""
-        key, request = match.message.key, header.request
+        key, request = match.message.key, _Request(writer, header.request)
         wait = _wait(passage, header.time, number) if key == _WAITS else None
-        if wait is not None and request:
+        if wait is not None and request.name:
             self._waits.pop(request, None)
             _keep(self._waits, request, wait)
         elif key in _FAILED and request in self._waits and any("TimeoutError" in one for one in exceptions):
@@ -107,14 +136,16 @@ class LateStreams:
         if passage.kind not in _FAILED or passage.count > 1 or passage.lines[0] not in self._failed:
             return passage
         request, time, wait = self._failed[passage.lines[0]]
-        stream = printable(wait.stream[:100])
+        stream, name = printable(wait.stream[:100]), printable(request.name[:200])
         passed = _between(wait.time, time)
         cause = (
-            f"The request {printable(request[:200])} waited for the stream {stream} to reach {wait.position}"
+            f"The request {name} waited for the stream {stream} to reach {wait.position}"
             f" in this process, and gave up{f' after {span(passed)}' if passed else ''}."
         )
         end = self._end_of(wait, passage.lines[0])
         came = _ended(end, time) if end else "This text does not tell whether the stream came later."
+        if self._is_of_several and not request.writer:
+            came = f"{came} {_SEVERAL}"
         return msgspec.structs.replace(
             passage,
             words=[passage.words[0], f"{cause} {came}", _DONE],

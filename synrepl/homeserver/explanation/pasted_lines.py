@@ -235,6 +235,37 @@ def is_logged(line: str) -> bool:
     return _read_redis(line) is not None or _OWN.search(line, 0, _MAX_SHIPPED + 200) is not None
 
 
+_COMPOSED: Final = re.compile(r"(?P<name>[\w.@/-]{1,120}) {0,80}\|(?= |\Z)", re.ASCII)
+"""What Docker Compose puts before a line: the name of the container, up to one column in all lines."""
+_WRITTEN_BY: Final = re.compile(
+    r"\[(?P<pod>pod/[\w./-]{1,200})\](?= |\Z)"
+    r"|(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+    r"(?:Z|[+-]\d\d:?\d\d)) (?P<unit>[\w.-]{1,80} [\w./@-]{1,100}\[\d{1,9}\]):(?= |\Z)",
+    re.ASCII,
+)
+"""What kubectl (--prefix) and a journal put before a line: the pod, or the host, the unit and its process."""
+
+
+class LineWriters:
+    """Tells whose lines a text has, where a name stands before each."""
+
+    def __init__(self) -> None:
+        self._columns: set[int] = set()
+
+    def of(self, line: str) -> tuple[str | None, str]:
+        """The container, pod or unit that wrote a line, or None; and the line, without the name of a pod."""
+        if found := _WRITTEN_BY.match(line):
+            pod = found["pod"]
+            return pod or found["unit"], line[found.end() + 1 :] if pod else line
+        found = _COMPOSED.match(line) if "|" in line[:_MAX_SHIPPED] else None
+        if found is None:
+            return None, line
+        # A row of a table has such a beginning too.
+        if found.end() not in self._columns and is_logged(line):
+            self._columns.add(found.end())
+        return (found["name"] if found.end() in self._columns else None), line
+
+
 def logged_message(line: str) -> tuple[Header, str]:
     """Return the header of a line, and its message."""
     line = _as_logged(line)

@@ -281,11 +281,22 @@ def explain_count(number: str, statement: Statement) -> ExplainedOutput:
 
 
 def _explain_sequence(table: PsqlOutput) -> ExplainedOutput:
-    values = [row[0] for row in table.rows if _NUMBER.fullmatch(row[0])]
-    words = ["A sequence: the last id that was given out" + (f" is {values[0]}." if values else ".")]
-    words.append(
-        "PostgreSQL logs 32 values ahead, so that after a crash or a switch-over up to 32 are left out."
-    )
+    rows = [row for row in table.rows if _NUMBER.fullmatch(row[0])]
+    value, *called = rows[0] if rows else [""]
+    if value and called and called[0].lower() in ("f", "false"):
+        words = [f"A sequence from which no id was given out since it was made, or set: the next is {value}."]
+        if value == "1":
+            words.append("Where it is of a stream, all readers count 1 as seen, and lack the first fact.")
+    else:
+        is_open = value == "1" and not called
+        words = [
+            "A sequence: the last id that was given out"
+            + (f" is {value}" if value else "")
+            + (", or none was, and the next is 1 (is_called tells which)." if is_open else ".")
+        ]
+        words.append(
+            "PostgreSQL logs 32 values ahead, so that after a crash or a switch-over up to 32 are left out."
+        )
     advice = [
         (
             "it must be no less than max(id) of its table, and than stream_positions of its stream:"

@@ -16,9 +16,11 @@ from synrepl.wire.text import printable
 MAX_SAMPLES: Final = 30
 """The most samples of one metric that are shown."""
 
+_NUMBER: Final = r"[-+]?\d{1,20}(?:\.\d{0,24})?(?:[eE][-+]?\d{1,3})?|NaN|[-+]Inf"
+_VALUE: Final = re.compile(_NUMBER, re.ASCII)
 _SAMPLE: Final = re.compile(
     r"(?P<name>(?:synapse|python|process|scrape|jemalloc)_[a-z_]{2,120}(?::[a-z_]{1,40})?)"
-    r"(?:\{(?P<labels>[^{}]{0,1000})\})?\s+(?:=>\s*)?(?P<value>[-+]?\d[\d.]{0,24}(?:[eE][-+]?\d{1,3})?|NaN|[-+]Inf)"
+    rf"(?:\{{(?P<labels>[^{{}}]{{0,1000}})\}})?\s+(?:=>\s*)?(?P<value>{_NUMBER})"
     r"(?:\s+@?[\[\d].{0,30})?",
     re.ASCII,
 )
@@ -80,13 +82,19 @@ def _collect(value: Any, found: list[Sample], depth: int = 6) -> None:
         if (
             isinstance(at, list)
             and len(at) == 2
+            and _is_number(at[1])
             and name.startswith(("synapse_", "python_", "process_", "jemalloc_"))
         ):
             shown = ",".join(f'{key}="{label}"' for key, label in labels.items())
-            found.append(Sample(name[:160], shown[:1000], str(at[1])[:30]))
+            found.append(Sample(name[:160], shown[:1000], at[1][:30]))
     elif depth:
         for member in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             _collect(member, found, depth - 1)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a value as Prometheus writes one."""
+    return isinstance(value, str) and _VALUE.fullmatch(value) is not None
 
 
 def is_comment(line: str) -> bool:

@@ -281,13 +281,13 @@ def test_the_ordinary_examination_of_the_configured_database(homeserver: Place, 
 
 
 def test_a_homeserver_on_sqlite_may_start(tmp_path: Path) -> None:
-    """Also for the first time."""
+    """Also for the first time: whether there is a file, and what is in it, is not looked at."""
     write_homeserver(tmp_path, {"name": "sqlite3", "args": {"database": str(tmp_path / "hs.db")}})
 
     result = before_start(tmp_path, "--apply")
 
     assert (0, "") == (result.exit_code, result.stderr)
-    assert [f"{tmp_path}/hs.db: a Synapse homeserver's database", "the homeserver may start"] == [
+    assert [f"{tmp_path}/hs.db: an SQLite file, which is not opened", "the homeserver may start"] == [
         line for line in result.stdout.splitlines() if not line.startswith("note: a homeserver on SQLite")
     ]
 
