@@ -290,7 +290,7 @@ def _compact(store: Store, spark: Any) -> int:
     from synrepl.pipeline.snapshot.compact import _plan_input
 
     table = ArchiveTable(store)
-    files, _ = _plan_input(table, Store(f"{store.location}-snapshot"), None)
+    files, _ = _plan_input(table, Store(f"{store.location}-snapshot"), None, b"[]")
     return _distributed(spark, files)
 
 

@@ -181,7 +181,7 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
     Of a text of several processes, as Docker, Kubernetes and a journal put them together, what belongs to a
     line is from the same one.
     """
-    writers, readers = LineWriters(), {"": _EntryReader("")}
+    writers, readers = LineWriters(), {"": _LineJoiner("")}
     reader, ready = readers[""], list[PastedEntry]()
     for number, shipped in _numbered(lines):
         if not shipped.strip() or (shipped.startswith("==> ") and _FILE_OF_TAIL.fullmatch(shipped.strip())):
@@ -189,7 +189,7 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
         writer, line = writers.of(shipped)
         # What has no name before it goes on with the line above.
         if writer is not None and writer != reader.writer:
-            reader = readers.setdefault(writer, _EntryReader(writer))
+            reader = readers.setdefault(writer, _LineJoiner(writer))
         ready += reader.read(number, line)
         if len(readers) > 1:
             late = [one for one in readers.values() if number - one.last > MAX_APART]
@@ -212,8 +212,8 @@ MAX_APART: Final = 200
 """What belongs to a line of a process comes within so many lines of a text of several."""
 
 
-class _EntryReader:
-    """Reads the lines of one writer: each with what belongs to it in the next ones.
+class _LineJoiner:
+    """Joins the lines of one writer: each with what belongs to it in the next ones.
 
     `last` is the number of its last line, and `begun` that of the one which is still read, or 0.
     """
