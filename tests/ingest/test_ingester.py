@@ -525,6 +525,38 @@ class TestConfirming:
         assert [2, 3, 4, 5] == setup.tokens()
         assert 5 == setup.ingester.durable_position("to_device", "w1")
 
+    @pytest.mark.parametrize(
+        ("rows", "is_lost"),
+        [([b'["@b:hs"]'], False), ([b'["@a:hs"]', b'["@b:hs"]'], False), ([b'["@c:hs"]'], True)],
+    )
+    def test_what_is_fetched_again_can_have_less(self, rows: list[bytes], is_lost: bool) -> None:
+        """Synapse's tables give the newest row of a key alone: that is no new history."""
+        setup = Setup(confirms=True)
+        setup.take(2)
+        setup.take(3, rows=[b'["@a:hs"]', b'["@b:hs"]'])
+        setup.wait()
+        setup.happens("went_back", token=2)
+        setup.wait(10)
+        setup.take(3, rows=rows)
+        setup.take(4)
+        setup.wait()
+
+        assert (["to_device"] if is_lost else []) == setup.lost
+        assert ([2, 3, 3, 4] if is_lost else [2, 3, 4]) == setup.tokens()
+
+    def test_a_fact_between_those_of_before_is_of_a_new_history(self) -> None:
+        """Nothing was there, and the log is whole."""
+        setup = Setup(confirms=True)
+        setup.take(2, 5)
+        setup.wait()
+        setup.happens("went_back", token=2)
+        setup.wait(10)
+        setup.take(3)
+        setup.wait()
+
+        assert ["to_device"] == setup.lost
+        assert [2, 5, 3] == setup.tokens()
+
     def test_a_writer_that_is_started_twice_after_its_loss(self) -> None:
         """The first start of a restored homeserver ends before it answers; the second says the same."""
         setup = Setup(confirms=True)
