@@ -15,6 +15,7 @@ from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Updates
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.strategies import SHARED
+from synrepl.storage.epochs import LOOK_UPS
 from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
@@ -417,17 +418,18 @@ class TestHistory:
         facts = [(fact.epoch, fact.token) for fact in setup.engine.facts]
         assert [(1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (2, 3)] == facts
 
-    @pytest.mark.parametrize("kept", [False, True])
-    def test_an_epoch_that_fails_is_tried_again(self, kept: bool) -> None:
+    @pytest.mark.parametrize(("kept", "silent"), [(False, 0), (True, LOOK_UPS)])
+    def test_an_epoch_that_fails_is_tried_again(self, kept: bool, silent: int) -> None:
         """Until it has begun nothing else is stored, and the daemon says so."""
         setup = Setup()
         self.stand(setup)
-        setup.engine.fail_next(StorageError(op="begin_epoch", why="the server is away"), kept=kept)
+        away = StorageError(op="begin_epoch", why="the server is away", retryable=True)
+        setup.engine.fail_next(away, kept=kept, silent=silent)
         setup.happens("went_back", token=2)
         setup.take(3, rows=[b'["@new:hs"]'])
         setup.wait(0.1)
-        assert "the server is away" in setup.ingester.error
-        setup.wait(5)
+        assert "the server is away" in setup.ingester.error + setup.log.healthy[1]
+        setup.wait(2 * silent + 5)
 
         assert "" == setup.ingester.error
         assert ["to_device"] == setup.lost
