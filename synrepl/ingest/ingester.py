@@ -1,7 +1,7 @@
 """Ingester: appends the facts that followers receive to the log, each once."""
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -36,6 +36,9 @@ MAX_PENDING_BYTES: Final = 16 * 1024 * 1024
 
 MAX_HISTORY_ROWS: Final = 1_000
 """Facts beyond a position that are checked: one with rows is enough."""
+
+LOOK_BACK: Final = 100
+"""How many tokens before a fact show whether the log is trimmed there."""
 
 QUERY_SECONDS: Final = 1.0
 MAX_QUERIES: Final = 5
@@ -333,17 +336,27 @@ class Ingester:
         position = self.log.positions(stream).get(name, 0)
         known = [(at, rows) for _, at, rows in facts if at <= position]
         if known:
-            stored, is_more = await self._read(writer, after=known[0][0] - 1, upto=known[-1][0])
-            if is_more:
-                known = [one for one in known if one[0] <= stored[-1].token]
-            stored_rows = {fact.token: fact.rows for fact in stored}
-            if any(stored_rows.get(at) != rows for at, rows in known):
+            stored, is_more = await self._read(writer, after=known[0][0] - LOOK_BACK, upto=known[-1][0])
+            checked = [one for one in known if not is_more or one[0] <= stored[-1].token]
+            if any(self._contradicts(stored, at, rows) for at, rows in checked):
                 await self._begin_epoch(writer, min(token, known[0][0] - 1))
                 del self._suspected[writer]
                 return
         if len(known) < len(facts):
             # It has gone through all that the log has, and said the same.
             del self._suspected[writer]
+
+    def _contradicts(self, stored: Sequence[Fact], token: int, rows: bytes) -> bool:
+        """Whether a fact under this token is none of those that were stored around it.
+
+        What is fetched again can have less: the newest row of a key alone. A fact that was lost proves
+        nothing, nor does one that is not there where the log is trimmed.
+        """
+        for fact in stored:
+            if fact.token == token:
+                return fact.rows != NO_ROWS and not {*jsontext.split(rows)} <= {*jsontext.split(fact.rows)}
+        trimmed_upto = self.log.head.trimmed_upto.serial
+        return not trimmed_upto or any(one.token < token and one.serial > trimmed_upto for one in stored)
 
     async def _check_history(self, writer: Writer, token: int) -> None:
         """Start a new epoch if the log holds facts of this writer beyond its new position."""

@@ -242,7 +242,7 @@ class Committer:
         earlier = self._queued
         self._waiting_writes += 1
         try:
-            while self._answered < earlier or not self._idle.is_open:
+            while (self._queue and self._answered < earlier) or not self._idle.is_open:
                 self._start_writing()
                 await self._idle.wait_open()
         finally:
@@ -289,7 +289,7 @@ class Committer:
 
     async def _write(self) -> None:
         try:
-            while self._queue or self._uncertain_commit is not None:
+            while self._queue or self._uncertain_commit is not None or self._uncertain_write is not None:
                 error = await self._resolve_uncertain_commit()
                 if error is None and self._uncertain_write is not None:
                     error = await self._look_up_write()
@@ -393,8 +393,10 @@ class Committer:
         except Exception as error:
             failure = as_storage_error(error)
             self.problem = f"the log's position is unknown: {failure}"
-            self._try_later()
+            self._start_later(RETRY_SECONDS)
             return failure
+        if self.problem:
+            self._try_later()
         return None
 
     async def _resolve_uncertain_commit(self) -> StorageError | None:

@@ -2,13 +2,19 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from synrepl.base.history import EpochStart
 from synrepl.base.interfaces import Head, IClock, IThread
+from synrepl.base.time import sleep
 from synrepl.errors import StorageError
+from synrepl.storage.append_errors import LogNotOurs
 from synrepl.storage.committer import Committer
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.log_head import LogHead
+
+LOOK_UPS: Final = 20
+"""How often, once a second, the outcome of an epoch is looked up before the next write does so."""
 
 
 class Epochs:
@@ -75,26 +81,39 @@ class Epochs:
                 if not error.tried:
                     raise
                 head = await self._look_up(epoch_start, error)
-            self._head.load(head)
             # Here rather than after `exclusive`, so that it happens even if the caller was cancelled.
-            for callback in self._subscribers:
-                callback()
+            self._started(head)
             return epoch_start
 
         return await self._committer.exclusive(work)
 
+    def _started(self, head: Head) -> None:
+        self._head.load(head)
+        for callback in self._subscribers:
+            callback()
+
     async def _look_up(self, epoch_start: EpochStart, error: StorageError) -> Head:
-        """The head, if the epoch was begun despite this error; which is raised if not, or not known yet."""
+        """The head, if the epoch was begun despite this error; which is raised if not, or not known in time.
+
+        A server that has cut the COMMIT off is often away for some seconds.
+        """
+        for _ in range(LOOK_UPS):
+            try:
+                head: Head = await self._writing.run(self._engine.head)
+            except StorageError as unknown:
+                if not unknown.retryable or isinstance(unknown, LogNotOurs) or not self._committer.is_open:
+                    break
+                self._committer.problem = f"it is unknown whether an epoch began: {unknown}"
+                await sleep(self._clock, 1.0)
+            else:
+                if epoch_start not in head.epoch_starts:
+                    raise error
+                self._committer.problem = ""
+                return head
 
         def settle(head: Head) -> None:
             if epoch_start in head.epoch_starts:
-                self._head.load(head)
+                self._started(head)
 
-        try:
-            head: Head = await self._writing.run(self._engine.head)
-        except StorageError:
-            self._committer.doubt(settle)
-            raise error from None
-        if epoch_start not in head.epoch_starts:
-            raise error
-        return head
+        self._committer.doubt(settle)
+        raise error

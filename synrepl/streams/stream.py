@@ -400,11 +400,6 @@ class Stream(Generic[R]):
             return texts
         return [text for text in [self._project(text, projections) for text in texts] if text is not None]
 
-    def lacking(self, dialect: Dialect) -> tuple[bytes, ...]:
-        """How the canonical rows begin whose kind a release lacks, which `project_fact` leaves out."""
-        projections, _ = self._projections.get(dialect.release) or self._plan(dialect)
-        return tuple(kind.head for kind, projection in projections if projection is None)
-
     def project_newest(self, rows: bytes) -> list[bytes]:
         """Convert the canonical rows of a fact to the newest shape, without kept fields."""
         texts = jsontext.split(rows)

@@ -236,7 +236,7 @@ ERROR_CODES: Final = _READERS | _REQUESTS | _WRITES | _WAITS | _SYNAPSE
 
 _REFUSALS: Final = frozenset(
     {"starting", "not_ready", "busy", "handing_over", "stopped", "fenced", "read_only", "replica"}
-    | {"upstream_unreachable", "upstream_away", "upstream_refused"}
+    | {"upstream_unreachable", "upstream_away", "upstream_refused", "out_of_descriptors", "stopping"}
 )
 
 

@@ -31,7 +31,7 @@ _MAX_SEARCHED: Final = 256 * 1024
 _HALF_PAIR_ERRORS: Final = ("truncated", "surrogate", "hex escape")
 """How msgspec calls a lone surrogate, beside other things."""
 
-_string: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_bracket: Final = re.compile(rb"[][{}]")
 
 
 def is_spaced(dialect: Dialect) -> bool:
@@ -51,14 +51,13 @@ def is_deeper(text: bytes, most: int) -> bool:
     """Whether arrays and objects of this valid JSON text are nested in more than `most` levels."""
     if len(text) <= 2 * most or text.count(b"[") + text.count(b"{") <= most:
         return False  # as nearly always
+    # Escapes stand in strings alone: without them each second part between quotes is outside.
+    plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
     depth = 0
-    for byte in _string.sub(b"", text):
-        if byte in b"[{":
-            depth += 1
-            if depth > most:
-                return True
-        elif byte in b"]}":
-            depth -= 1
+    for bracket in _bracket.findall(b"".join(plain.split(b'"')[::2])):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > most:
+            return True
     return False
 
 

@@ -15,6 +15,7 @@ from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Updates
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.strategies import SHARED
+from synrepl.storage.epochs import LOOK_UPS
 from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
@@ -417,17 +418,18 @@ class TestHistory:
         facts = [(fact.epoch, fact.token) for fact in setup.engine.facts]
         assert [(1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (2, 3)] == facts
 
-    @pytest.mark.parametrize("kept", [False, True])
-    def test_an_epoch_that_fails_is_tried_again(self, kept: bool) -> None:
+    @pytest.mark.parametrize(("kept", "silent"), [(False, 0), (True, LOOK_UPS)])
+    def test_an_epoch_that_fails_is_tried_again(self, kept: bool, silent: int) -> None:
         """Until it has begun nothing else is stored, and the daemon says so."""
         setup = Setup()
         self.stand(setup)
-        setup.engine.fail_next(StorageError(op="begin_epoch", why="the server is away"), kept=kept)
+        away = StorageError(op="begin_epoch", why="the server is away", retryable=True)
+        setup.engine.fail_next(away, kept=kept, silent=silent)
         setup.happens("went_back", token=2)
         setup.take(3, rows=[b'["@new:hs"]'])
         setup.wait(0.1)
-        assert "the server is away" in setup.ingester.error
-        setup.wait(5)
+        assert "the server is away" in setup.ingester.error + setup.log.healthy[1]
+        setup.wait(2 * silent + 5)
 
         assert "" == setup.ingester.error
         assert ["to_device"] == setup.lost
@@ -524,6 +526,38 @@ class TestConfirming:
         assert [] == setup.lost
         assert [2, 3, 4, 5] == setup.tokens()
         assert 5 == setup.ingester.durable_position("to_device", "w1")
+
+    @pytest.mark.parametrize(
+        ("rows", "is_lost"),
+        [([b'["@b:hs"]'], False), ([b'["@a:hs"]', b'["@b:hs"]'], False), ([b'["@c:hs"]'], True)],
+    )
+    def test_what_is_fetched_again_can_have_less(self, rows: list[bytes], is_lost: bool) -> None:
+        """Synapse's tables give the newest row of a key alone: that is no new history."""
+        setup = Setup(confirms=True)
+        setup.take(2)
+        setup.take(3, rows=[b'["@a:hs"]', b'["@b:hs"]'])
+        setup.wait()
+        setup.happens("went_back", token=2)
+        setup.wait(10)
+        setup.take(3, rows=rows)
+        setup.take(4)
+        setup.wait()
+
+        assert (["to_device"] if is_lost else []) == setup.lost
+        assert ([2, 3, 3, 4] if is_lost else [2, 3, 4]) == setup.tokens()
+
+    def test_a_fact_between_those_of_before_is_of_a_new_history(self) -> None:
+        """Nothing was there, and the log is whole."""
+        setup = Setup(confirms=True)
+        setup.take(2, 5)
+        setup.wait()
+        setup.happens("went_back", token=2)
+        setup.wait(10)
+        setup.take(3)
+        setup.wait()
+
+        assert ["to_device"] == setup.lost
+        assert [2, 5, 3] == setup.tokens()
 
     def test_a_writer_that_is_started_twice_after_its_loss(self) -> None:
         """The first start of a restored homeserver ends before it answers; the second says the same."""

@@ -1,6 +1,7 @@
 """The log: group commit, idempotency, failures, overload, and its life."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -12,6 +13,7 @@ from synrepl.config import settings
 from synrepl.errors import StorageError
 from synrepl.storage.append_errors import KeyReused, LogNotOurs
 from synrepl.storage.engine import SQLEngine
+from synrepl.storage.epochs import LOOK_UPS
 from synrepl.storage.group_commit import checksum
 from synrepl.storage.log import Log
 from synrepl.storage.sqlite import SQLiteDatabase
@@ -580,20 +582,22 @@ class FailureTests(LogCase):
 
     def test_an_epoch_of_unknown_outcome_is_looked_up_before_the_next_write(self) -> None:
         """Facts of the new history went into the old epoch, and those below its end were taken for known."""
-        for silent in (0, 1, 2):
+        for silent in (0, 2, LOOK_UPS, LOOK_UPS + 1):
             with self.subTest(silent=silent):
                 self.engine = FaultyEngine()
                 log = self.start()
                 self.wait(log.append_assigned("events", [("w1", 10, A), ("w1", 60, A)]))
                 self.engine.fail_next(DISK_FULL, kept=True, silent=silent)
+                told: list[int] = []
+                log.epochs.on_started(partial(told.append, silent))
                 began = Deferred.fromCoroutine(log.epochs.begin_next("lost", stream="events", token=20))
-                self.clock.pump([0.1] * 2)
+                self.clock.pump([0.1] * 15 * LOOK_UPS)
 
-                if silent:
-                    self.failureResultOf(began, StorageError)
-                else:
+                if silent < LOOK_UPS:
                     self.assertEqual(2, self.successResultOf(began).epoch)
-                if silent == 2:
+                else:
+                    self.failureResultOf(began, StorageError)
+                if silent > LOOK_UPS:
                     self.failure_after(log.append_assigned("events", [("w1", 30, B)]), 0.2)
                 self.wait(log.append_assigned("events", [("w1", 30, B)]))
 
@@ -603,6 +607,7 @@ class FailureTests(LogCase):
                 self.assertEqual(
                     (2, {"w1": 30}, (True, "")), (log.head.epoch, log.positions("events"), log.healthy)
                 )
+                self.assertEqual([silent], told)
 
     def lose_track(self, log: Log, *, silent: int = 2) -> None:
         """Commit a fact and lose the database until it is unknown whether it was kept."""

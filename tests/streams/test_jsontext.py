@@ -31,6 +31,7 @@ def test_old_releases_write_spaces() -> None:
         (b'[{"a":[{}]},[]]', 4),
         (rb'["[[[[{{{{",{"[":"\\"},"]\"[[["]', 2),
         (b"[[[],[]],[[],[]],[[],[]]]", 3),
+        (rb'[["\\\\","[[["],"\\\"[[",["]\\\"[{"]]', 2),
     ],
 )
 def test_how_deep_a_text_is_nested(text: bytes, depth: int) -> None:

@@ -85,10 +85,8 @@ class Encoder(LogEncoder):
     Streams, fields and rows that the release does not know are left out. In place of a fact without known
     rows, a POSITION advances the reader (if `strategy.certifies`). In place of a fact with a row too long for
     a line, a POSITION makes the reader fetch the fact (if `strategy.pulls`), or `withheld` is called with the
-    fact and the reason. A reader that `reads_all` understands rows of any release, whatever it speaks: it
-    fetches facts with rows that the release lacks, too. `writes` limits facts to these streams and writers,
-    `served` to those that pass this filter. `named`: streams that are sent only on request, and were
-    requested.
+    fact and the reason. `writes` limits facts to these streams and writers, `served` to those that pass this
+    filter. `named`: streams that are sent only on request, and were requested.
     """
 
     def __init__(
@@ -101,7 +99,6 @@ class Encoder(LogEncoder):
         writes: Collection[Writer] | None = None,
         served: Filter = ALL,
         named: Collection[str] = (),
-        reads_all: bool = False,
     ) -> None:
         self.dialect = codec.dialect
         self.strategy = strategy
@@ -116,12 +113,6 @@ class Encoder(LogEncoder):
             and (served.streams is None or stream.name in served.streams)
         }
         self._withheld = withheld
-        # By stream: how the rows begin that must be fetched, as the release lacks them.
-        self._lacking: dict[str, tuple[bytes, ...]] = {}
-        if reads_all and strategy.pulls:
-            for stream in self.streams():
-                if heads := stream.lacking(self.dialect):
-                    self._lacking[stream.name] = heads
         # By stream and writer: bare tuples, as one is made for each fact.
         self._prefixes: dict[tuple[str, str], bytes] = {}
 
@@ -156,8 +147,6 @@ class Encoder(LogEncoder):
         """
         prefix = self._prefix(facts[0].stream, facts[0].writer)
         left = self._codec.max_length - len(prefix) - MAX_TOKEN
-        if stream.name in self._lacking and any(map(self._lacks_rows, facts)):
-            return False
         projected = stream.project_facts([fact.rows for fact in facts], self.dialect)
         if projected is None or not all(projected) or max(map(len, chain.from_iterable(projected))) > left:
             return False
@@ -167,14 +156,7 @@ class Encoder(LogEncoder):
             out += (prefix, b"%d " % fact.token, rows[-1], b"\n")
         return True
 
-    def _lacks_rows(self, fact: Fact) -> bool:
-        """Whether a fact has rows that the release lacks; or something in a row looks like one."""
-        return any(head in fact.rows for head in self._lacking.get(fact.stream, ()))
-
     def _fact(self, stream: Stream[Any], fact: Fact, out: list[bytes]) -> None:
-        if self._lacks_rows(fact):
-            out.append(self._position(fact, fact.token))
-            return
         rows = stream.project_fact(fact.rows, self.dialect)
         if not rows:
             if self.strategy.certifies:

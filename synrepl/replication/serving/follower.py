@@ -67,7 +67,7 @@ class ServedFollower:
     def dialect_known(self, dialect: Dialect) -> None:
         """Start serving: the dialect decides what the follower can be sent."""
         self.dialect = dialect
-        encoder, scope = self._publisher.encoder_for(dialect, self.access.streams, is_synrepl=self.is_synrepl)
+        encoder, scope = self._publisher.encoder_for(dialect, self.access.streams)
         self.sender = self._publisher.make_sender(self._connection, encoder, scope=scope)
         if self._paused:
             self.sender.pause()
@@ -108,8 +108,6 @@ class ServedFollower:
         if self.is_synrepl or not given.is_synrepl:
             return
         self.is_synrepl = True
-        if self.sender is not None:
-            self._choose_encoder()
         log = self._publisher.log
         if given.epoch is None or not is_behind(log, given.epoch):
             self.send_epoch()
@@ -161,25 +159,22 @@ class ServedFollower:
         names = {name for name in given if len(name) <= MAX_NAME} - self._named
         if names and len(self._named) + len(names) <= MAX_NAMED:
             self._named |= names
-            self._choose_encoder()
+            self._serve_named()
 
     def stream_added(self, stream: Stream[Any]) -> None:
         """Serve a new stream, if the follower has named it."""
         if stream.name in self._named and self.sender is not None:
-            self._choose_encoder()
+            self._serve_named()
             self.sender.send_positions()
 
-    def _choose_encoder(self) -> None:
+    def _serve_named(self) -> None:
         publisher = self._publisher
         assert self.dialect is not None
         assert self.sender is not None
         table = publisher.table
         named = frozenset(name for name in self._named if (one := table.get(name)) and one.on_request)
-        encoder, _ = publisher.encoder_for(
-            self.dialect, self.access.streams, named, is_synrepl=self.is_synrepl
-        )
-        if encoder is not self.sender.encoder.release_encoder:
-            self.sender.serve(encoder)
+        if named:
+            self.sender.serve(publisher.encoder_for(self.dialect, self.access.streams, named)[0])
 
     def _answer(self, command: Replicate) -> None:
         assert self.sender is not None

@@ -127,7 +127,7 @@ class Publisher:
         self._broadcasts = Broadcasts(clock)
         self.followers: list[ServedFollower] = []
         self.channel_senders: list[FollowerSender] = []
-        self._encoders: dict[tuple[Dialect, Filter, frozenset[str], bool], Encoder] = {}
+        self._encoders: dict[tuple[Dialect, Filter, frozenset[str]], Encoder] = {}
         self.tasks = Tasks(self._logger)
         self.comparisons = EpochComparisons(log, self.tasks)
         self.lag = Lag(log, clock)
@@ -185,17 +185,11 @@ class Publisher:
             follower.epoch_started(positions)
 
     def encoder_for(
-        self,
-        dialect: Dialect,
-        streams: frozenset[str] | None,
-        named: frozenset[str] = frozenset(),
-        *,
-        is_synrepl: bool = False,
+        self, dialect: Dialect, streams: frozenset[str] | None, named: frozenset[str] = frozenset()
     ) -> tuple[Encoder, str]:
         """The encoder for followers that may read these streams (None: all), and what is held here, in words.
 
         Equal followers share an encoder. `named` are the streams that the follower has requested by name.
-        One of synrepl fetches what its release lacks.
         Only streams that this daemon holds are served; if it lacks some writers, a release that cannot tell
         writers apart is served no streams.
         """
@@ -205,20 +199,17 @@ class Publisher:
         if held.writers is not None and not strategy.pulls:
             served = Filter(frozenset())
             scope = f"{scope}, and the follower's release cannot tell writers apart"
-        reads_all = is_synrepl and any(stream.lacking(dialect) for stream in self.table.known_to(dialect))
-        key = dialect, served, named, reads_all
-        encoder = self._encoders.get(key)
+        encoder = self._encoders.get((dialect, served, named))
         if encoder is None:
             if len(self._encoders) >= MAX_ENCODERS:
                 self._encoders.clear()
-            encoder = self._encoders[key] = Encoder(
+            encoder = self._encoders[dialect, served, named] = Encoder(
                 self.table,
                 codec_of(dialect, ours=SERVER, theirs=BOTH & ~SERVER),
                 strategy,
                 withheld=self._note_withheld,
                 served=served,
                 named=named,
-                reads_all=reads_all,
             )
         return encoder, scope
 

@@ -100,8 +100,11 @@ async def updates(call: Call) -> bytes:
     if dialect is not None:
         texts = lambda rows: stream.project_fact(rows, dialect)  # noqa: E731
     after, upto = call.query["from_token"], call.query["upto_token"]
-    if not stream.ephemeral and context.log.positions(name).get(writer, 0) <= after < upto:
-        await call.next_commit(BEHIND_SECONDS)
+    until = context.clock.seconds() + BEHIND_SECONDS
+    while not stream.ephemeral and context.log.positions(name).get(writer, 0) <= after < upto:
+        if (left := until - context.clock.seconds()) <= 0:
+            break
+        await call.next_commit(left)
     rows = await read_page(
         context.log, stream, writer, after=after, upto=upto, limit=CATCH_UP_ROWS, texts=texts
     )

@@ -220,23 +220,6 @@ class TestCurrent:
 
         assert peer.hears() == ["POSITION events master 0 1"]
 
-    def test_a_follower_of_synrepl_fetches_rows_that_its_release_does_not_know(self) -> None:
-        """It can read them, and its caches need them; to it, nothing is certified away."""
-        one = cluster()
-        peer = client(one, "NAME w1 synrepl/1", "REPLICATE")
-        peer.hears()
-
-        append(one, "events", [["state-all", ["!r"]]])
-        append(one, "events", [["state", ["!r", "m.room.topic", "", "$e"]], ["state-all", ["!r"]]])
-        append(one, "events", [["state", ["!r", "m.room.topic", "", "$e"]]])
-
-        expected = [
-            "POSITION events master 1 1",
-            "POSITION events master 2 2",
-            'RDATA events master 3 ["state",["!r","m.room.topic","","$e"]]',
-        ]
-        assert peer.hears() == expected
-
     def test_one_port_serves_old_and_new_followers_at_once(self) -> None:
         """No flag day for workers."""
         one = cluster()
