@@ -74,6 +74,11 @@ class FakeDaemon:
             return None
         return self.facts_held[serial - 1].digest if serial else EMPTY
 
+    def digest_at(self, serial: int, *, epoch: int | None = None) -> str | None:
+        if serial > (head := len(self.facts_held)):
+            raise SourceError(f"its log ends at serial {head}, before serial {serial}")
+        return self.digest(serial)
+
     def get(self, route: Any, serials: Any = ()) -> Any:
         if route is DECLARED:
             return {"streams": []}
@@ -121,7 +126,7 @@ def test_a_filtered_range_proves_its_end() -> None:
     ranges = planner.ranges(*planner.closed_range())
 
     assert len(serials(daemon, ranges, **options)) == 10, "the fake selects nothing"
-    with pytest.raises(SourceError, match="the log ends at serial 8, before serial 10"):
+    with pytest.raises(SourceError, match="log ends at serial 8, before serial 10"):
         serials(FakeDaemon(facts[:8]), ranges, **options)
     fork = FakeDaemon([*facts[:8], *chained([("push_rules", "w2", ROW)] * 2, after=facts[:8])])
     with pytest.raises(DataLoss, match="the log was replaced since the range was planned"):
@@ -160,9 +165,9 @@ def test_streams_are_asked_of_a_daemon_that_has_their_declarations() -> None:
     asked: list[Any] = []
 
     class Daemon(FakeDaemon):
-        def extent(self, *args: Any, **query: Any) -> Any:
-            asked.append(query["since"])
-            return super().extent(*args, **query)
+        def digest_at(self, serial: int, *, epoch: int | None = None) -> str | None:
+            asked.append(serial)
+            return super().digest_at(serial)
 
         def get(self, route: Any, serials: Any = ()) -> Any:
             asked.append(route)

@@ -388,7 +388,7 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
     """Yield record batches of the rows of a range, in order. Raises `DataLoss` and `SourceError`."""
     is_all = options.streams is None and options.writers is None
     completeness = CompletenessCheck(planned, is_all=is_all)
-    add_keys = _keys(daemon, planned.upto) if "key" in options.columns else None
+    add_keys = _keys(daemon, planned) if "key" in options.columns else None
     layout = options.layout
     if layout is not None and not {column.name for column in layout.columns} & set(options.columns):
         layout = None
@@ -444,8 +444,8 @@ def _within(facts: Any, planned: SerialRange) -> Any:
     return facts
 
 
-def _keys(daemon: SourceClient, upto: int) -> Any:
-    """Return what adds keys to rows, with the streams that were declared up to this serial."""
+def _keys(daemon: SourceClient, planned: SerialRange) -> Any:
+    """Return what adds keys to rows, with the streams that were declared up to the end of the range."""
     try:
         from synrepl.pipeline.keys import KeyExtractor  # executors may lack it
     except ImportError as error:
@@ -455,7 +455,7 @@ def _keys(daemon: SourceClient, upto: int) -> Any:
         ) from error
     try:
         # A replica that is behind may not have the declaration yet: the same daemon is asked for both.
-        daemon.extent(min_serial=upto, since=upto, upto=upto, limit=1, compacted=True)
+        daemon.digest_at(planned.upto, epoch=planned.epoch)
         declared = daemon.get(DECLARED)["streams"]
     except SourceError as error:
         if error.code != "not_found":
