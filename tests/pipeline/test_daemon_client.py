@@ -236,6 +236,17 @@ def test_keys_of_facts_that_a_promotion_lost_are_not_awaited(given: Any) -> None
     assert (daemons.asked, daemons.pauses) == (["a"], 0)
 
 
+def test_the_end_of_a_filtered_range_is_asked_of_a_daemon_that_has_it(given: Any) -> None:
+    """One address may stand for several: the rows came from another one."""
+    daemons = given(a=[body(FACTS), BEFORE_END, END])
+    planned = SerialRange(0, 6, epoch=2, end_digest=FACTS[-1].digest)
+    options = daemons.options(streams="push_rules", columns="serial")
+
+    rows = [row for batch in read_range(planned, options, daemons.client()) for row in batch.to_pylist()]
+
+    assert (len(rows), daemons.pauses) == (6, 1)
+
+
 def test_when_all_refuse_the_first_says_why(given: Any) -> None:
     """A trimmed replica costs nothing while the primary has the facts."""
     trimmed = HttpError(410, "trimmed", "facts up to serial 3 were trimmed")

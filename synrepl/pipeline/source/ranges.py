@@ -414,17 +414,10 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
         )
     completeness.finish()
     if not (is_all and not planned.compacted) and planned.end_digest is not None:
-        _check_end(planned, daemon.get(DIGESTS, serials=[planned.upto]))
-
-
-def _check_end(planned: SerialRange, found: Any) -> None:
-    """Check that the log has the planned end of a range whose last fact may not be in the response."""
-    digest = found["digests"][str(planned.upto)]
-    if digest is None and found["serial"] < planned.upto:
-        raise SourceError(f"the log ends at serial {found['serial']}, before serial {planned.upto}")
-    # The digest of a fact that was trimmed is unknown.
-    if digest not in (None, planned.end_digest):
-        raise DataLoss(_replaced(planned, digest))
+        # The last fact of the range may not be in the response. Of a trimmed one the digest is unknown.
+        digest = daemon.digest_at(planned.upto, epoch=planned.epoch)
+        if digest not in (None, planned.end_digest):
+            raise DataLoss(_replaced(planned, digest))
 
 
 def _replaced(planned: SerialRange, digest: str | None) -> str:
