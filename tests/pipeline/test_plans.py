@@ -457,6 +457,29 @@ class TestPlans:
         daemon.trimmed_upto = 40
         assert 40 == planning(daemon, startingOffsets='{"push_rules": {"w1": 20}}').start().serial
 
+    @pytest.mark.parametrize("after", range(1, 5))
+    def test_a_fact_that_arrives_while_a_plan_is_made_is_no_loss(self, after: int) -> None:
+        """Nor is that of a writer which was quiet since the trimmed part, after any number of answers."""
+        facts = [*self.facts, *chained([("push_rules", "w1", ROW)], after=self.facts)]
+
+        class Busy(FakeDaemon):
+            answers = 0
+
+            def extent(self, *args: Any, **query: Any) -> Any:
+                return self._answer(super().extent(*args, **query))
+
+            def get(self, route: Any, serials: Any = ()) -> Any:
+                return self._answer(super().get(route, serials))
+
+            def _answer(self, found: Any) -> Any:
+                self.answers += 1
+                if self.answers == after:
+                    self.facts_held = facts
+                return found
+
+        at = json.dumps({"push_rules": {"w1": 20}})
+        assert planning(Busy(self.facts, trimmed_upto=40), startingOffsets=at).start().serial == 40
+
     def test_the_earliest_token_of_all_writers_is_where_a_trimmed_log_begins(self) -> None:
         """As `earliest` is."""
         daemon = FakeDaemon(self.facts, trimmed_upto=30)

@@ -28,7 +28,7 @@ find the serial of a token that a query starts or ends with.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from typing import Any, Final
@@ -246,6 +246,8 @@ class Planner:
         Reads facts of the writers from the daemon, when a query starts. Raises `DataLoss` if the log was
         trimmed beyond a token at which the query is to start (`is_start`).
         """
+        # Asked before the head: what is committed in between is no loss.
+        positions = self._daemon.get(STATUS)["streams"] if is_start and trimmed_upto else {}
         head = self._daemon.extent(since=trimmed_upto, compacted=True)
         found: dict[str, dict[str, int]] = {}
         for stream, writers in clock.items():
@@ -265,16 +267,11 @@ class Planner:
                             is_lost = token < before < batch["token"][first].as_py()
                             break
                     else:
-                        is_lost = is_start and trimmed_upto > 0 and self._position(stream, writer) > token
+                        is_lost = _position(positions, stream, writer) > token
                     if is_start and trimmed_upto and is_lost:
                         self._tell_loss(stream, writer, token, trimmed_upto)
                 found.setdefault(stream, {})[writer] = serial
         return found, head
-
-    def _position(self, stream: str, writer: str) -> int:
-        """Return the last token of a writer, whose facts may all be trimmed."""
-        of = self._daemon.get(STATUS)["streams"].get(stream) or {}
-        return int((of.get("writers") or {}).get(writer, 0))
 
     def _tell_loss(self, stream: str, writer: str, token: int, trimmed_upto: int) -> None:
         why = (
@@ -318,6 +315,12 @@ class Planner:
             )
             for after, upto in pairwise(serials)
         ]
+
+
+def _position(streams: Mapping[str, Any], stream: str, writer: str) -> int:
+    """Return the last token of a writer, whose facts may all be trimmed, from a status."""
+    of = streams.get(stream) or {}
+    return int((of.get("writers") or {}).get(writer, 0))
 
 
 class CompletenessCheck:
