@@ -14,7 +14,8 @@ from synrepl.errors import ConfigError
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_client import BlockingClient, ConnectError
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient, SourceError, Superseded
-from synrepl.pipeline.source.options import read_options
+from synrepl.pipeline.source.options import SourceOptions, read_options
+from synrepl.pipeline.source.ranges import SerialRange, read_range
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import batch_of_facts, chained
 
@@ -64,8 +65,12 @@ class Daemons:
 
     def client(self, *, first: int = 0) -> SourceClient:
         """A client of all these daemons."""
-        options = read_options({"url": ",".join(self._answers), "retrySeconds": "2"})
+        options = self.options()
         return SourceClient(options, first=first, pause=self.pause, seconds=lambda: float(self.pauses))
+
+    def options(self, **given: str) -> SourceOptions:
+        """The options of a query at all these daemons."""
+        return read_options({"url": ",".join(self._answers), "retrySeconds": "2", **given})
 
 
 @pytest.fixture
@@ -214,6 +219,32 @@ def test_one_address_may_stand_for_a_daemon_that_is_behind(given: Any, epoch: st
     else:
         assert serials(daemons.client(), epoch=2) == [1, 2, 3, 4, 5, 6]
     assert daemons.pauses == (0 if is_lost else 1)
+
+
+END = {"digests": {"6": FACTS[-1].digest}, "serial": 6, "epoch": 2}
+BEFORE_END = {"digests": {"6": None}, "serial": 5, "epoch": 2}
+
+
+def test_keys_of_facts_that_a_promotion_lost_are_not_awaited(given: Any) -> None:
+    """The streams are asked first: they cannot be waited for either."""
+    daemons = given(a=[BEFORE_END])
+    planned = SerialRange(0, 6, epoch=1)
+
+    with pytest.raises(Superseded, match=r"before serial 6 of epoch 1.* Begin the query anew"):
+        list(read_range(planned, daemons.options(columns="serial,key"), daemons.client()))
+
+    assert (daemons.asked, daemons.pauses) == (["a"], 0)
+
+
+def test_the_end_of_a_filtered_range_is_asked_of_a_daemon_that_has_it(given: Any) -> None:
+    """One address may stand for several: the rows came from another one."""
+    daemons = given(a=[body(FACTS), BEFORE_END, END])
+    planned = SerialRange(0, 6, epoch=2, end_digest=FACTS[-1].digest)
+    options = daemons.options(streams="push_rules", columns="serial")
+
+    rows = [row for batch in read_range(planned, options, daemons.client()) for row in batch.to_pylist()]
+
+    assert (len(rows), daemons.pauses) == (6, 1)
 
 
 def test_when_all_refuse_the_first_says_why(given: Any) -> None:

@@ -74,6 +74,11 @@ class FakeDaemon:
             return None
         return self.facts_held[serial - 1].digest if serial else EMPTY
 
+    def digest_at(self, serial: int, *, epoch: int | None = None) -> str | None:
+        if serial > (head := len(self.facts_held)):
+            raise SourceError(f"its log ends at serial {head}, before serial {serial}")
+        return self.digest(serial)
+
     def get(self, route: Any, serials: Any = ()) -> Any:
         if route is DECLARED:
             return {"streams": []}
@@ -121,7 +126,7 @@ def test_a_filtered_range_proves_its_end() -> None:
     ranges = planner.ranges(*planner.closed_range())
 
     assert len(serials(daemon, ranges, **options)) == 10, "the fake selects nothing"
-    with pytest.raises(SourceError, match="the log ends at serial 8, before serial 10"):
+    with pytest.raises(SourceError, match="log ends at serial 8, before serial 10"):
         serials(FakeDaemon(facts[:8]), ranges, **options)
     fork = FakeDaemon([*facts[:8], *chained([("push_rules", "w2", ROW)] * 2, after=facts[:8])])
     with pytest.raises(DataLoss, match="the log was replaced since the range was planned"):
@@ -160,9 +165,9 @@ def test_streams_are_asked_of_a_daemon_that_has_their_declarations() -> None:
     asked: list[Any] = []
 
     class Daemon(FakeDaemon):
-        def extent(self, *args: Any, **query: Any) -> Any:
-            asked.append(query["since"])
-            return super().extent(*args, **query)
+        def digest_at(self, serial: int, *, epoch: int | None = None) -> str | None:
+            asked.append(serial)
+            return super().digest_at(serial)
 
         def get(self, route: Any, serials: Any = ()) -> Any:
             asked.append(route)
@@ -451,6 +456,29 @@ class TestPlans:
             assert 30 == start.serial
         daemon.trimmed_upto = 40
         assert 40 == planning(daemon, startingOffsets='{"push_rules": {"w1": 20}}').start().serial
+
+    @pytest.mark.parametrize("after", range(1, 5))
+    def test_a_fact_that_arrives_while_a_plan_is_made_is_no_loss(self, after: int) -> None:
+        """Nor is that of a writer which was quiet since the trimmed part, after any number of answers."""
+        facts = [*self.facts, *chained([("push_rules", "w1", ROW)], after=self.facts)]
+
+        class Busy(FakeDaemon):
+            answers = 0
+
+            def extent(self, *args: Any, **query: Any) -> Any:
+                return self._answer(super().extent(*args, **query))
+
+            def get(self, route: Any, serials: Any = ()) -> Any:
+                return self._answer(super().get(route, serials))
+
+            def _answer(self, found: Any) -> Any:
+                self.answers += 1
+                if self.answers == after:
+                    self.facts_held = facts
+                return found
+
+        at = json.dumps({"push_rules": {"w1": 20}})
+        assert planning(Busy(self.facts, trimmed_upto=40), startingOffsets=at).start().serial == 40
 
     def test_the_earliest_token_of_all_writers_is_where_a_trimmed_log_begins(self) -> None:
         """As `earliest` is."""

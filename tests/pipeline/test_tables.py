@@ -16,7 +16,7 @@ import duckdb
 import msgspec
 import polars as pl
 import pytest
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable
 
 from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.archive import LogIdentity
@@ -423,6 +423,36 @@ def test_tables_of_a_fork_are_computed_again(
     rows = DeltaTable(f"{out}/push_rules").to_pyarrow_table().to_pylist()
     assert in_order(model("push_rules", new)) == in_order(rows)
     assert not update_tables(runner, Store(str(tmp_path / "new")), out, only=only).tables[0].is_new
+
+
+def test_tables_of_former_releases_are_computed_again_if_epochs_began(
+    runner: Runner, facts: list[Fact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They kept no digest, and advanced tables over a fork: nothing else tells whether they did."""
+    out, only, fork, new = str(tmp_path / "out"), ["push_rules"], tmp_path / "fork", tmp_path / "new"
+    after, start = restored(facts[:50], given(9, 150))
+    archive(str(fork), facts[:100])
+    archive(str(new), after, epoch_starts=[start])
+    properties = tables._TableJob._properties
+
+    def without_digest(job: Any, **how: Any) -> CommitProperties:
+        made = properties(job, **how)
+        kept = [one for one in made.app_transactions or () if not one.app_id.endswith("-digest")]
+        return CommitProperties(max_commit_retries=made.max_commit_retries, app_transactions=kept)
+
+    with monkeypatch.context() as former:
+        former.setattr(tables._TableJob, "_properties", without_digest)
+        update_tables(runner, Store(str(fork)), out, only=only)
+        assert not update_tables(runner, Store(str(fork)), out, only=only).tables[0].is_new
+        former.setattr(tables._TableJob, "_is_stale", lambda _: False)
+        update_tables(runner, Store(str(new)), out, only=only)
+
+    (table,) = update_tables(runner, Store(str(new)), out, only=only).tables
+
+    assert table.full
+    rows = DeltaTable(f"{out}/push_rules").to_pyarrow_table().to_pylist()
+    assert in_order(model("push_rules", after)) == in_order(rows)
+    assert not update_tables(runner, Store(str(new)), out, only=only).tables[0].is_new
 
 
 def test_tables_on_an_object_store(

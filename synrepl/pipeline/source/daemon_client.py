@@ -13,7 +13,7 @@ import pyarrow as pa
 from synrepl.errors import ReplicationError
 from synrepl.http_api.request_errors import HttpError, RequestError
 from synrepl.http_api.route import HttpRequest, Route
-from synrepl.http_api.routes import ARROW, CHANGELOG, EXTENT
+from synrepl.http_api.routes import ARROW, CHANGELOG, DIGESTS, EXTENT
 from synrepl.http_client import (
     BlockingClient,
     ConnectError,
@@ -99,11 +99,30 @@ class SourceClient:
 
         `epoch` is that of the facts that the query has; None if it does not matter.
         """
+        return self._repeat(lambda: self._client.json(request, body, reader=reader or None), epoch)
+
+    def digest_at(self, serial: int, *, epoch: int | None = None) -> str | None:
+        """Return the digest at a serial, of a daemon whose log has it; None if it was trimmed.
+
+        `epoch` is that of the log when it had the serial. A daemon that is behind is asked again, as by
+        `facts`; the next request is for the same daemon.
+        """
+        request = _request(DIGESTS, {"serials": [serial]})
+
+        def ask() -> Any:
+            found = self._client.json(request)
+            _check_head(self._client.url, found["serial"], found["epoch"], serial, epoch)
+            return found["digests"][str(serial)]
+
+        digest: str | None = self._repeat(ask, epoch)
+        return digest
+
+    def _repeat(self, ask: Callable[[], Any], epoch: int | None) -> Any:
         deadline = self._deadline()
         failed: list[SourceError] = []
         while True:
             try:
-                return self._client.json(request, body, reader=reader or None)
+                return ask()
             except RequestError as error:
                 self._fail(error, failed, deadline, epoch)
 

@@ -1,7 +1,11 @@
 """Spark sink that appends facts to a daemon: tasks stage the facts, the driver commits each batch once.
 
 The idempotency key is made of the query, the batch and the number of the file in the batch, so that a
-repeated batch is stored once. It does not depend on the partitions, which may be others after a restart.
+repeated batch with the same files is stored once. It does not depend on which partition has a file.
+
+A repeat that cuts its facts into other files is mostly refused, and may store facts twice: the daemon knows
+each append of a file (its adjacent facts of one stream and writer), not the batch as a whole. A first file
+that has become shorter by whole appends is taken for the same, and the rest for new facts.
 """
 
 from collections.abc import Iterator
@@ -44,7 +48,7 @@ class FactSink(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     """Writer of ``df.write.format("synrepl")``, which is one batch, and of ``df.writeStream``.
 
     It is idempotent under the name of the query (option `query`), which identifies a batch that is repeated
-    after a restart. Raises `ConfigError` for a streaming query without a name.
+    after a restart, in the same files. Raises `ConfigError` for a streaming query without a name.
     """
 
     def __init__(self, options: SourceOptions, *, is_streaming: bool = False) -> None:
@@ -75,7 +79,8 @@ class FactSink(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             raise SourceError(
                 f"batch {batchId} of the query {self._query} was appended before, in part or as a whole, with"
                 f" its facts in other files: {error}. Repeat it with the settings of then (the number of"
-                " partitions, factsPerPartition, minPartitions, batchFacts), or give the query another name"
+                " partitions, factsPerPartition, minPartitions, batchFacts). Under another name of the query"
+                " all its facts are stored again"
             ) from error
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:

@@ -28,7 +28,7 @@ find the serial of a token that a query starts or ends with.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from typing import Any, Final
@@ -246,6 +246,8 @@ class Planner:
         Reads facts of the writers from the daemon, when a query starts. Raises `DataLoss` if the log was
         trimmed beyond a token at which the query is to start (`is_start`).
         """
+        # Asked before the head: what is committed in between is no loss.
+        positions = self._daemon.get(STATUS)["streams"] if is_start and trimmed_upto else {}
         head = self._daemon.extent(since=trimmed_upto, compacted=True)
         found: dict[str, dict[str, int]] = {}
         for stream, writers in clock.items():
@@ -265,16 +267,11 @@ class Planner:
                             is_lost = token < before < batch["token"][first].as_py()
                             break
                     else:
-                        is_lost = is_start and trimmed_upto > 0 and self._position(stream, writer) > token
+                        is_lost = _position(positions, stream, writer) > token
                     if is_start and trimmed_upto and is_lost:
                         self._tell_loss(stream, writer, token, trimmed_upto)
                 found.setdefault(stream, {})[writer] = serial
         return found, head
-
-    def _position(self, stream: str, writer: str) -> int:
-        """Return the last token of a writer, whose facts may all be trimmed."""
-        of = self._daemon.get(STATUS)["streams"].get(stream) or {}
-        return int((of.get("writers") or {}).get(writer, 0))
 
     def _tell_loss(self, stream: str, writer: str, token: int, trimmed_upto: int) -> None:
         why = (
@@ -318,6 +315,12 @@ class Planner:
             )
             for after, upto in pairwise(serials)
         ]
+
+
+def _position(streams: Mapping[str, Any], stream: str, writer: str) -> int:
+    """Return the last token of a writer, whose facts may all be trimmed, from a status."""
+    of = streams.get(stream) or {}
+    return int((of.get("writers") or {}).get(writer, 0))
 
 
 class CompletenessCheck:
@@ -388,7 +391,7 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
     """Yield record batches of the rows of a range, in order. Raises `DataLoss` and `SourceError`."""
     is_all = options.streams is None and options.writers is None
     completeness = CompletenessCheck(planned, is_all=is_all)
-    add_keys = _keys(daemon, planned.upto) if "key" in options.columns else None
+    add_keys = _keys(daemon, planned) if "key" in options.columns else None
     layout = options.layout
     if layout is not None and not {column.name for column in layout.columns} & set(options.columns):
         layout = None
@@ -414,17 +417,10 @@ def read_range(planned: SerialRange, options: SourceOptions, daemon: SourceClien
         )
     completeness.finish()
     if not (is_all and not planned.compacted) and planned.end_digest is not None:
-        _check_end(planned, daemon.get(DIGESTS, serials=[planned.upto]))
-
-
-def _check_end(planned: SerialRange, found: Any) -> None:
-    """Check that the log has the planned end of a range whose last fact may not be in the response."""
-    digest = found["digests"][str(planned.upto)]
-    if digest is None and found["serial"] < planned.upto:
-        raise SourceError(f"the log ends at serial {found['serial']}, before serial {planned.upto}")
-    # The digest of a fact that was trimmed is unknown.
-    if digest not in (None, planned.end_digest):
-        raise DataLoss(_replaced(planned, digest))
+        # The last fact of the range may not be in the response. Of a trimmed one the digest is unknown.
+        digest = daemon.digest_at(planned.upto, epoch=planned.epoch)
+        if digest not in (None, planned.end_digest):
+            raise DataLoss(_replaced(planned, digest))
 
 
 def _replaced(planned: SerialRange, digest: str | None) -> str:
@@ -444,8 +440,8 @@ def _within(facts: Any, planned: SerialRange) -> Any:
     return facts
 
 
-def _keys(daemon: SourceClient, upto: int) -> Any:
-    """Return what adds keys to rows, with the streams that were declared up to this serial."""
+def _keys(daemon: SourceClient, planned: SerialRange) -> Any:
+    """Return what adds keys to rows, with the streams that were declared up to the end of the range."""
     try:
         from synrepl.pipeline.keys import KeyExtractor  # executors may lack it
     except ImportError as error:
@@ -455,7 +451,7 @@ def _keys(daemon: SourceClient, upto: int) -> Any:
         ) from error
     try:
         # A replica that is behind may not have the declaration yet: the same daemon is asked for both.
-        daemon.extent(min_serial=upto, since=upto, upto=upto, limit=1, compacted=True)
+        daemon.digest_at(planned.upto, epoch=planned.epoch)
         declared = daemon.get(DECLARED)["streams"]
     except SourceError as error:
         if error.code != "not_found":

@@ -184,9 +184,11 @@ class _TableJob:
         if not self.source.end.continues(epoch, self.position):
             return True
         known = self.delta.transaction_version(f"{self.app}-digest")
-        # Releases up to 26.11.1 kept no digest. Another job may have seen a newer version of the archive.
-        is_here = known is not None and self.position <= self.source.end.last_serial
-        if is_here and known != _number_of(self.source.digest_at(self.position)):
+        # Another job may have seen a newer version of the archive.
+        is_here = self.position <= self.source.end.last_serial
+        if is_here and known is None and self._may_have_forked():
+            return True
+        if is_here and known not in (None, _number_of(self.source.digest_at(self.position))):
             return True
         nothing = self._rows(self.files.slice(0, 0))
         was, now = (
@@ -194,6 +196,14 @@ class _TableJob:
             for schema in (self.delta.schema(), Schema.from_arrow(nothing.schema))
         )
         return was != now
+
+    def _may_have_forked(self) -> bool:
+        """Whether an epoch of the log began before the position.
+
+        Releases up to 26.11.1, which kept no digest, advanced tables over a fork.
+        """
+        starts = self.source.end.epoch_starts
+        return any(not start.stream and start.serial < self.position for start in starts)
 
     def _rows(self, files: Any, *, after: int = 0) -> Any:
         """Return a reader of the rows of the table from the facts of these files after a serial."""
