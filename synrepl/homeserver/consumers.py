@@ -92,8 +92,8 @@ def _pushers(homeserver: Homeserver, consumers: Consumers) -> Iterator[tuple[Fin
     """Yield what is to be said of failing pushers, and whether it is wrong.
 
     On most homeservers the gateways of some phones are gone, and always will be. It is wrong if pushers of
-    several gateways fail, which have nothing in common but this homeserver, and none succeeded since; or if
-    none succeeds. A pusher without news is at an old position.
+    several gateways fail, which have nothing in common but this homeserver, and none succeeded since the
+    newest of them began to; or if none succeeds. A pusher without news is at an old position.
     """
     events = consumers.events
     if not homeserver.pushes or events is None:
@@ -119,7 +119,7 @@ def _pushers(homeserver: Homeserver, consumers: Consumers) -> Iterator[tuple[Fin
             f" events{working}",
             remedy="look whether this host can reach the gateway, and at the log of the pusher",
         ),
-        sum(one.failing_since >= (consumers.pushed_at or 0.0) for one in failing) > 1
+        sum(one.newest_since >= (consumers.pushed_at or 0.0) for one in failing) > 1
         or not consumers.has_working_pushers,
     )
 

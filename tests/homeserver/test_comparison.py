@@ -679,6 +679,7 @@ class TestConsumers:
             example="app of @a:hs",
             count=2,
             failing_since=1_700_000_000.0,
+            newest_since=1_700_000_000.0,
             lowest=EventsProgress(position, 300.0),
         )
 
@@ -719,6 +720,21 @@ class TestConsumers:
 
         assert [("pushers_failing", "", "")] * is_found == found(SERVER, seen)
         assert ["pushers_failing"] * (not is_found) == [one.kind for one in remarks(SERVER, seen)]
+
+    def test_an_outage_at_gateways_with_a_pusher_that_is_long_gone(self) -> None:
+        """Most gateways of a large homeserver have one: that others succeeded since tells nothing."""
+        failing = [
+            msgspec.structs.replace(self.failing(host), failing_since=1_600_000_000.0)
+            for host in ("a.org", "b.org")
+        ]
+        seen = consumers(
+            events=5_000,
+            failing_pushers=failing,
+            has_working_pushers=True,
+            pushed_at=1_700_000_000.0 - 60.0,
+        )
+
+        assert [("pushers_failing", "", "")] == found(SERVER, seen)
 
     def test_pushers_that_fail_and_are_not_behind(self) -> None:
         """A pusher without news is at an old position."""
