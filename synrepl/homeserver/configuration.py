@@ -790,7 +790,9 @@ class _ConfigurationLoader:
             given = as_mapping(database.get("args"))
             at = database.get("name"), given.get("host"), given.get("port")
             add("database: args: host", *at)
-            add("database: args: database", *at, given.get("database") or given.get("dbname"))
+            # libpq takes the name of the user where none is given.
+            name = given.get("database") or given.get("dbname") or given.get("user")
+            add("database: args: database", *at, name)
         redis = redis_settings(config)
         if redis is not None:
             add("redis", *((redis.path,) if redis.path else (redis.host, redis.port)))

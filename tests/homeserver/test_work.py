@@ -360,6 +360,9 @@ def test_a_text_where_a_list_is_meant(tmp_path: Path, text: str, name: str, is_w
         ({"redis": {"enabled": True, "host": "otherredis"}}, "notes"),
         ({"redis": {"enabled": True, "host": "${REDIS}"}}, ""),
         ({"database": {"name": "psycopg2", "args": {"host": "pg", "dbname": "synapse"}}}, ""),
+        # The name of a database is that of the user, where none is given.
+        ({"database": {"name": "psycopg2", "args": {"host": "pg", "user": "synapse"}}}, ""),
+        ({"database": {"name": "psycopg2", "args": {"host": "pg", "user": "other"}}}, "findings"),
         ({}, ""),
     ],
 )
