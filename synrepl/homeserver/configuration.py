@@ -960,11 +960,9 @@ def _has_replication(listeners: Any) -> bool:
 def _all_listeners(config: ProcessConfig) -> Iterator[Mapping[str, Any]]:
     """The listeners of a process, also those by older keys."""
     yield from map(as_mapping, config.list("listeners" if config.is_main else "worker_listeners"))
-    if config.is_main and config.get("enable_metrics"):
-        yield {
-            "port": config.get("metrics_port"),
-            "bind_address": config.get("metrics_bind_host") or "127.0.0.1",
-        }
+    if config.is_main and (port := config.get("metrics_port")):
+        # Synapse listens there also if `enable_metrics` is not set, and serves nothing.
+        yield {"port": port, "bind_address": config.get("metrics_bind_host") or "127.0.0.1"}
     manhole = config.get("manhole" if config.is_main else "worker_manhole")
     if isinstance(manhole, int):
         yield {"port": manhole, "bind_address": "127.0.0.1"}
