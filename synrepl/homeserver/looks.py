@@ -18,6 +18,9 @@ def release_of(text: str) -> Release | None:
     return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
 
 
+POSITIONS_SINCE: Final[Release] = (1, 163, 0)
+"""Older releases show no positions of streams in their metrics, and none can be given."""
+
 Positions = Mapping[str, Mapping[str, int]]
 """Tokens by stream (the generator's name, as in ``stream_positions``) and writer, as ascending numbers."""
 
