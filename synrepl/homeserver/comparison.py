@@ -24,6 +24,7 @@ from synrepl.homeserver.duties import DOES
 from synrepl.homeserver.file_findings import find_in_files, unseen_in_files
 from synrepl.homeserver.findings import Finding, Unseen, with_cost
 from synrepl.homeserver.looks import (
+    POSITIONS_SINCE,
     DatabaseLook,
     Heard,
     Look,
@@ -105,7 +106,9 @@ def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Fin
     ]
     blind: dict[str, list[str]] = {}
     for name, look in last.metrics.items():
-        if look.positions is None and not look.trouble:
+        # Of a release that has none in any case it is noted.
+        has_some = (release_of(look.release) or POSITIONS_SINCE) >= POSITIONS_SINCE
+        if look.positions is None and not look.trouble and has_some:
             blind.setdefault(look.release, []).append(name)
     found += [
         Unseen(

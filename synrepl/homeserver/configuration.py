@@ -126,12 +126,12 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     `listens_tcp` are those of the older type, `listens_tls` those with TLS. `lacks_main_port`: it does
     not know the port of the main process. `shares_not` are the duties that it does whole, as no list of
     names is set, and `shares_with` the names of such a list, by the duty; `as_text` are duties of which that
-    list is a text. `done_in`: if several files have its name, those of each duty. `has_media` says whether it
-    loads the media repository, and `is_for_media` that it has no other work. `secret_mark` tells equal
-    replication secrets from different ones; it is empty without a secret, and None if it cannot be read.
-    `says` has marks of what all processes of a homeserver have alike, by the names in `ALIKE`, as far as its
-    files say it. `writers` are the `stream_writers` in its files, and `refusals` what any release refuses in
-    them.
+    list is a text, with the file that has it. `done_in`: if several files have its name, those of each duty.
+    `has_media` says whether it loads the media repository, and `is_for_media` that it has no other work.
+    `secret_mark` tells equal replication secrets from different ones; it is empty without a secret, and None
+    if it cannot be read. `says` has marks of what all processes of a homeserver have alike, by the names in
+    `ALIKE`, as far as its files say it. `writers` are the `stream_writers` in its files, and `refusals` what
+    any release refuses in them.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     lacks_main_port: bool = False
     shares_not: tuple[str, ...] = ()
     shares_with: Mapping[str, tuple[str, ...]] = {}
-    as_text: tuple[str, ...] = ()
+    as_text: Mapping[str, str] = {}
     done_in: Mapping[str, tuple[str, ...]] = {}
     has_media: bool = False
     is_for_media: bool = False
@@ -513,13 +513,13 @@ class _ConfigurationLoader:
             shares_with={
                 duty.name: names for duty in DUTIES if (names := duty.shares_with(config, self._release))
             },
-            as_text=tuple(
-                duty.name
+            as_text={
+                duty.name: config.origin(duty.names)
                 for duty in DUTIES
                 if duty.shares_with(config, self._release)
                 and isinstance(value := config.get(duty.names), str)
                 and not isinstance(value, Template)
-            ),
+            },
             done_in=self._done_in(name),
             has_media=has_media(config),
             is_for_media=config.app == DUTY["media"].app,
@@ -790,7 +790,9 @@ class _ConfigurationLoader:
             given = as_mapping(database.get("args"))
             at = database.get("name"), given.get("host"), given.get("port")
             add("database: args: host", *at)
-            add("database: args: database", *at, given.get("database") or given.get("dbname"))
+            # libpq takes the name of the user where none is given.
+            name = given.get("database") or given.get("dbname") or given.get("user")
+            add("database: args: database", *at, name)
         redis = redis_settings(config)
         if redis is not None:
             add("redis", *((redis.path,) if redis.path else (redis.host, redis.port)))
@@ -958,11 +960,9 @@ def _has_replication(listeners: Any) -> bool:
 def _all_listeners(config: ProcessConfig) -> Iterator[Mapping[str, Any]]:
     """The listeners of a process, also those by older keys."""
     yield from map(as_mapping, config.list("listeners" if config.is_main else "worker_listeners"))
-    if config.is_main and config.get("enable_metrics"):
-        yield {
-            "port": config.get("metrics_port"),
-            "bind_address": config.get("metrics_bind_host") or "127.0.0.1",
-        }
+    if config.is_main and (port := config.get("metrics_port")):
+        # Synapse listens there also if `enable_metrics` is not set, and serves nothing.
+        yield {"port": port, "bind_address": config.get("metrics_bind_host") or "127.0.0.1"}
     manhole = config.get("manhole" if config.is_main else "worker_manhole")
     if isinstance(manhole, int):
         yield {"port": manhole, "bind_address": "127.0.0.1"}

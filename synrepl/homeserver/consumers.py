@@ -1,6 +1,6 @@
 """Finds those who read the events and are down, behind or failing; without I/O."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -8,8 +8,16 @@ from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.duties import BY_NAME
 from synrepl.homeserver.file_findings import notes_on_addresses, notes_on_releases
 from synrepl.homeserver.findings import Finding
-from synrepl.homeserver.looks import Consumers, EventsProgress, Look, release_of
-from synrepl.html.humanize import counted
+from synrepl.homeserver.looks import (
+    POSITIONS_SINCE,
+    Consumers,
+    EventsProgress,
+    Look,
+    MetricsLook,
+    release_of,
+)
+from synrepl.html.humanize import counted, several
+from synrepl.wire.text import printable
 
 BEHIND_EVENTS: Final = 1_000
 """A consumer so many ids behind the events, and not moving, is behind."""
@@ -92,8 +100,8 @@ def _pushers(homeserver: Homeserver, consumers: Consumers) -> Iterator[tuple[Fin
     """Yield what is to be said of failing pushers, and whether it is wrong.
 
     On most homeservers the gateways of some phones are gone, and always will be. It is wrong if pushers of
-    several gateways fail, which have nothing in common but this homeserver, and none succeeded since; or if
-    none succeeds. A pusher without news is at an old position.
+    several gateways fail, which have nothing in common but this homeserver, and none succeeded since the
+    newest of them began to; or if none succeeds. A pusher without news is at an old position.
     """
     events = consumers.events
     if not homeserver.pushes or events is None:
@@ -119,7 +127,7 @@ def _pushers(homeserver: Homeserver, consumers: Consumers) -> Iterator[tuple[Fin
             f" events{working}",
             remedy="look whether this host can reach the gateway, and at the log of the pusher",
         ),
-        sum(one.failing_since >= (consumers.pushed_at or 0.0) for one in failing) > 1
+        sum(one.newest_since >= (consumers.pushed_at or 0.0) for one in failing) > 1
         or not consumers.has_working_pushers,
     )
 
@@ -129,12 +137,35 @@ def remarks(homeserver: Homeserver, looks: Sequence[Look]) -> list[Finding]:
     databases = [look.database for look in looks if look.database is not None]
     # That a process is not measured is among what was not seen.
     found = [one for one in homeserver.notes if one.kind != "unmeasured"]
-    pages = looks[-1].metrics.values() if looks else ()
+    pages = looks[-1].metrics if looks else {}
     found += notes_on_addresses(homeserver)
-    found += notes_on_releases(homeserver, [one for page in pages if (one := release_of(page.release))])
+    found += notes_on_releases(
+        homeserver, [one for page in pages.values() if (one := release_of(page.release))]
+    )
+    found += _notes_on_positions(pages)
     if databases:
         found += [one for one, is_wrong in _pushers(homeserver, databases[-1].consumers) if not is_wrong]
     return found
+
+
+def _notes_on_positions(pages: Mapping[str, MetricsLook]) -> Iterator[Finding]:
+    """Say what is not judged by the metrics of older releases."""
+    names: dict[str, list[str]] = {}
+    for name, page in pages.items():
+        release = release_of(page.release)
+        if page.positions is None and not page.trouble and release is not None and release < POSITIONS_SINCE:
+            names.setdefault(page.release, []).append(name)
+    for text, having in names.items():
+        shown = several([printable(one) for one in having])
+        yield Finding(
+            kind="no_positions",
+            process=having[0] if len(having) == 1 else "",
+            count=len(having),
+            why=f"the metrics of {shown} ({printable(text)}) have no positions of streams, as those of all"
+            " releases before 1.163: whether a process received what was announced, and whether a writer does"
+            " not run, was not judged",
+            remedy="nothing: the database and Redis are looked at all the same",
+        )
 
 
 def _behind(

@@ -307,13 +307,14 @@ def _read_consumers(tables: Mapping[str, Any], now: str, part: Callable[..., Any
                 example=f"{printable(str(each[0][0]))} of {printable(str(each[0][1]))}",
                 count=len(each),
                 failing_since=min(since for *_, since, _ in each) / 1000,
+                newest_since=max(since for *_, since, _ in each) / 1000,
                 lowest=progress(cursor, int(each[0][3] or 0)),
             )
             for host, each in sorted(gateways.items(), key=lambda item: -len(item[1]))[:MAX_GATEWAYS]
         ]
         cursor.execute(
             "SELECT max(CASE WHEN coalesce(failing_since, 0) = 0 THEN last_success END), max(last_success)"
-            " FROM pushers"
+            " FROM pushers WHERE kind <> 'email'"
         )
         working, pushed = cursor.fetchone()
         return failing, bool(working), pushed / 1000 if pushed else None

@@ -597,6 +597,12 @@ def _contradictions(homeserver: Homeserver) -> Iterator[Finding]:
             )
 
 
+_APART: Final = {
+    ALIKE[0]: ": they are not of one homeserver, and hear nothing of each other",
+    ALIKE[1]: ": they do not share the data of one homeserver",
+}
+
+
 def _told_otherwise(homeserver: Homeserver) -> Iterator[tuple[Finding, bool]]:
     """Yield what the files of a process say otherwise than most do, and whether that is wrong in any case.
 
@@ -627,8 +633,7 @@ def _told_otherwise(homeserver: Homeserver) -> Iterator[tuple[Finding, bool]]:
                 kind="different_settings",
                 process=odd[0].name if len(odd) == 1 else "",
                 count=len(odd),
-                why=f"`{what}` of {several(names)} is not that of the other {others}"
-                + ("" if is_address else ": they are not of one homeserver, and hear nothing of each other"),
+                why=f"`{what}` of {several(names)} is not that of the other {others}" + _APART.get(what, ""),
                 remedy=(
                     "nothing, if it leads to the same one, as by a pooler or a socket; else " * is_address
                 )

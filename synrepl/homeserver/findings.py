@@ -152,6 +152,7 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
         "replaced_key": "a key that another file, or the same, has again, without all that was in it",
         "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",
         "different_settings": "processes have different addresses of the database, or of Redis",
+        "no_positions": "metrics of a release that shows no positions of streams in them",
         "wrong_port": "a process does not listen where others look for it, unless something leads there",
         "loopback_only": "a process listens for replication at loopback, and others go to another host",
         "ignored_key": "a key of workers, where there is none, or a factor of a cache that is not there",

@@ -18,6 +18,9 @@ def release_of(text: str) -> Release | None:
     return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
 
 
+POSITIONS_SINCE: Final[Release] = (1, 163, 0)
+"""Older releases show no positions of streams in their metrics, and none can be given."""
+
 Positions = Mapping[str, Mapping[str, int]]
 """Tokens by stream (the generator's name, as in ``stream_positions``) and writer, as ascending numbers."""
 
@@ -76,14 +79,16 @@ class EventsProgress(msgspec.Struct, frozen=True):
 class FailingPushers(msgspec.Struct, frozen=True, kw_only=True):
     """Pushers that fail at one push gateway.
 
-    `host` is the gateway's; `example` is one of them, as ``APP of USER``. `failing_since` is the first
-    failure (Unix seconds), and `lowest` is how far the last of them is.
+    `host` is the gateway's; `example` is one of them, as ``APP of USER``. `failing_since` is when the first
+    of them began to fail (Unix seconds), `newest_since` when the newest did, and `lowest` is how far the last
+    of them is.
     """
 
     host: str
     example: str
     count: int
     failing_since: float
+    newest_since: float
     lowest: EventsProgress
 
 
@@ -92,7 +97,8 @@ class Consumers(msgspec.Struct, frozen=True, kw_only=True):
 
     `events` is the highest event. `appservices_reader` hands events to all application services, and
     `federation` are the senders by their names. `has_working_pushers`: at least one pusher has succeeded, and
-    does not fail; `pushed_at` is when one did last (Unix seconds).
+    does not fail; `pushed_at` is when one did last (Unix seconds). Those that send mail need no gateway, and
+    are none of these.
     """
 
     events: int | None = None

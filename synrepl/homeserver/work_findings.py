@@ -204,7 +204,7 @@ def _shared_by_letters(homeserver: Homeserver) -> Iterator[Finding]:
                 kind="text_for_list",
                 why=f"`{duty.names}` is the text {printable(text)}, and no list: Synapse takes each letter"
                 f" for the name of a process, and {UNDONE[duty.name]} but by processes of such names",
-                remedy=f"write `{duty.names}: [{printable(text)}]` where {process.file} has it from",
+                remedy=f"write `{duty.names}: [{printable(text)}]` in {process.as_text[duty.name]}",
                 cost=RESTART_ALL,
             )
 

@@ -679,6 +679,7 @@ class TestConsumers:
             example="app of @a:hs",
             count=2,
             failing_since=1_700_000_000.0,
+            newest_since=1_700_000_000.0,
             lowest=EventsProgress(position, 300.0),
         )
 
@@ -719,6 +720,21 @@ class TestConsumers:
 
         assert [("pushers_failing", "", "")] * is_found == found(SERVER, seen)
         assert ["pushers_failing"] * (not is_found) == [one.kind for one in remarks(SERVER, seen)]
+
+    def test_an_outage_at_gateways_with_a_pusher_that_is_long_gone(self) -> None:
+        """Most gateways of a large homeserver have one: that others succeeded since tells nothing."""
+        failing = [
+            msgspec.structs.replace(self.failing(host), failing_since=1_600_000_000.0)
+            for host in ("a.org", "b.org")
+        ]
+        seen = consumers(
+            events=5_000,
+            failing_pushers=failing,
+            has_working_pushers=True,
+            pushed_at=1_700_000_000.0 - 60.0,
+        )
+
+        assert [("pushers_failing", "", "")] == found(SERVER, seen)
 
     def test_pushers_that_fail_and_are_not_behind(self) -> None:
         """A pusher without news is at an old position."""
@@ -771,10 +787,17 @@ def test_unseen_streams_are_reported_with_the_reason() -> None:
     ]
 
 
-def test_positions_that_a_release_does_not_show_are_unseen() -> None:
-    """Before 1.163: what is judged by them is not."""
-    old = msgspec.structs.replace(page(0), release="1.157.1")
-    (told,) = unseen(SERVER, [Look(at=0.0, metrics={"w1": old, "w2": old, "master": page(0, receipts=1)})])
+def test_positions_that_are_not_shown() -> None:
+    """Before 1.163 nobody can give them: it is a note, and the rest was seen."""
+    old, lacking, whole = (
+        msgspec.structs.replace(one, release=release)
+        for one, release in ((page(0), "1.157.1"), (page(0), "1.163.2"), (page(0, receipts=1), "1.163.2"))
+    )
+    looks = [Look(at=0.0, metrics={"w1": old, "w2": old, "w3": lacking, "master": whole})]
+    (told,), (noted,) = unseen(SERVER, looks), remarks(SERVER, looks)
 
-    assert "positions of w1 and w2" == told.what
-    assert "1.157.1 have none" in told.why
+    assert "positions of w3" == told.what
+    assert "1.163.2 have none" in told.why
+    assert ("no_positions", 2) == (noted.kind, noted.count)
+    assert "w1 and w2 (1.157.1) have no positions" in noted.why
+    assert [] == unseen(SERVER, [Look(at=0.0, metrics={"w1": old})])

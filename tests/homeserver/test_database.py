@@ -26,17 +26,19 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         "CREATE TABLE application_services_state (as_id TEXT, state TEXT)",
         "CREATE TABLE application_services_txns (as_id TEXT, txn_id BIGINT)",
         "CREATE TABLE pushers (id BIGINT, user_name TEXT, app_id TEXT, data TEXT, failing_since BIGINT,"
-        " last_success BIGINT, last_stream_ordering BIGINT)",
+        " last_success BIGINT, last_stream_ordering BIGINT, kind TEXT)",
         "INSERT INTO stream_positions VALUES ('events', 'w1', 30)",
         "INSERT INTO appservice_stream_position VALUES ('X', 10)",
         "INSERT INTO federation_stream_position VALUES ('events', 29, 'w1'), ('events', -1, 'w2'),"
         " ('federation', 7, 'w1')",
         "INSERT INTO application_services_state VALUES ('bridge', 'down'), ('other', 'up')",
         "INSERT INTO application_services_txns VALUES ('bridge', 3), ('bridge', 5)",
-        f"INSERT INTO pushers VALUES (1, '@a:hs', 'app', '{GATEWAY}', NULL, {now}, 2),"
-        f" (2, '@b:hs', 'app', '{GATEWAY}', {now - 500_000}, 1, 30),"
-        f" (3, '@c:hs', 'app', '{GATEWAY}', {now - 600_000}, 1, 30),"
-        f" (4, '@d:hs', 'mail', '{{}}', {now - 600_000}, 1, 29), (5, '@e:hs', 'x', 'junk', {now}, NULL, 31)",
+        f"INSERT INTO pushers VALUES (1, '@a:hs', 'app', '{GATEWAY}', NULL, {now - 700_000}, 2, 'http'),"
+        f" (2, '@b:hs', 'app', '{GATEWAY}', {now - 500_000}, 1, 30, 'http'),"
+        f" (3, '@c:hs', 'app', '{GATEWAY}', {now - 600_000}, 1, 30, 'http'),"
+        f" (4, '@d:hs', 'mail', '{{}}', {now - 600_000}, 1, 29, 'http'),"
+        f" (5, '@e:hs', 'x', 'junk', {now}, NULL, 31, 'http'),"
+        f" (6, '@f:hs', 'm.email', '{{}}', NULL, {now}, 31, 'email')",
     )
     # The first event above position 10 is an outlier, which nobody sends on.
     for token, seconds, outlier in ((10, 900, False), (20, 800, True), (29, 600, False), (30, 500, False)):
@@ -83,6 +85,9 @@ def test_failing_pushers_are_read_by_their_gateways(place: Place) -> None:
     assert gateway.example in ("app of @b:hs", "app of @c:hs")
     assert (30, None) == (gateway.lowest.position, gateway.lowest.waiting_seconds)
     assert gateway.failing_since == pytest.approx(time.time() - 600, abs=60)
+    assert gateway.newest_since == gateway.failing_since + 100
+    # A mail that was sent tells nothing of gateways.
+    assert found.pushed_at == pytest.approx(time.time() - 700, abs=60)
     assert [("no gateway", "mail of @d:hs"), ("an unknown host", "x of @e:hs")] == [
         (one.host, one.example) for one in others
     ]

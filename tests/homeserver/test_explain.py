@@ -581,10 +581,39 @@ def test_secrets_of_a_message_are_not_shown(line: str) -> None:
         "AUTH failed: WRONGPASS invalid username-password pair",
         "access to https://matrix.org:8448/@ada:hs",
         "the token s1_2_3 is old",
+        "SMTP AUTH extension not supported by server.",
+        "Server supports SMTP AUTH LOGIN mechanism only",
+        "No suitable authentication method found: AUTH PLAIN LOGIN",
+        "the bearer authentication failed",
+        "Unsupported Authorization: Bearer authentication",
+        "the bearer tokens.",
+        "CMD=AUTH user=default",
     ],
 )
 def test_what_is_no_secret_is_shown(text: str) -> None:
     assert text == without_secrets(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (r"{\"password\": \"hun ter3\", \"user\": 1}", r"{\"password\": (not shown), \"user\": 1}"),
+        (r"{\"password\": \"hun\\\"ter3\", \"user\": 1}", r"{\"password\": (not shown), \"user\": 1}"),
+        (r'"{\\\"access_token\\\":\\\"hunter3\\\"}"', r'"{\\\"access_token\\\":(not shown)}"'),
+        (r'{"password": "hun\"ter3", "user": 1}', '{"password": (not shown), "user": 1}'),
+        ("('AUTH', 'hunter3')", "('AUTH', '(not shown)')"),
+        ("(b'AUTH', b'hunter3')", "(b'AUTH', b'(not shown)')"),
+        ("('AUTH', 'default', 'hunter3')", "('AUTH', '(not shown)')"),
+        ("AUTH default hunter3", "AUTH (not shown)"),
+        ("AUTH PLAIN aHVudGVyMw==", "AUTH (not shown)"),
+        ("SMTP AUTH PLAIN aHVudGVyMw==", "SMTP AUTH PLAIN (not shown)"),
+        ("[b'Bearer abcdefgh']", "[b'Bearer (not shown)']"),
+        ("Authorization: Basic aHVudGVyMw==", "Authorization: Basic (not shown)"),
+        ("smtp_pass: hunter3", "smtp_pass: (not shown)"),
+    ],
+)
+def test_secrets_are_hidden_however_they_are_quoted(text: str, shown: str) -> None:
+    assert shown == without_secrets(text)
 
 
 def test_every_example_of_every_command_is_explained() -> None:

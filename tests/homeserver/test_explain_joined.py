@@ -678,3 +678,27 @@ def test_requests_whose_numbers_come_again_may_be_of_two_processes() -> None:
     )
 
     assert ["may be of two" in found.summary for found in (once, again)] == [False, True]
+
+
+STARTS = HEAD.format("{}", "{}", "main").replace("10:00:00,000", "10:00:00,500") + "{}"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        STARTS.format("app._base", "INFO", "Synapse now listening on TCP port 8008"),
+        STARTS.format("app.homeserver", "INFO", "Setting up server"),
+        STARTS.format("config.logger", "WARNING", "***** STARTING SERVER *****"),
+    ],
+)
+def test_a_process_that_was_started_again_is_one(start: str) -> None:
+    """It counts its requests from 1 again."""
+    later = ANSWER.format("GET-3").replace("10:00:00,000", "10:00:01,000")
+    again, between = (
+        explain("\n".join((ANSWER.format("GET-3"), *lines, GAVE_UP)))
+        for lines in ((start, later, WAITS), (WAITS, start))
+    )
+
+    assert "waited for the stream caches" in again.summary
+    assert "may be of two" not in again.summary
+    assert "waited for the stream caches" not in between.summary

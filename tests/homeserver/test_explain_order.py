@@ -5,6 +5,7 @@ import json
 import pytest
 
 from synrepl.homeserver.explanation import explain
+from synrepl.homeserver.explanation.entries import entries
 from synrepl.homeserver.explanation.order import MAX_TURNED, in_order
 
 HEAD = "Jun 26 10:59:16 server matrix-synapse[818479]: "
@@ -103,3 +104,42 @@ def test_answers_of_loki_are_read_from_the_oldest(is_newest_first: bool) -> None
 
     assert ["start_refused"] == [one.kind for one in found.passages]
     assert found.passages[0].cause.startswith("A step that brings the schema")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "Nov 02 10:00:0{} hs synapse[71]: {}",
+        "2026-11-02T10:00:0{}+0000 hs synapse[71]: {}",
+        "synapse-1  | {1}",
+        "{1}",
+    ],
+)
+def test_names_before_lines_keep_the_order_in_which_they_are_read(form: str) -> None:
+    head = "2026-11-02 10:00:0{},000 - synapse.{} - 1 - {} - GET-5 - "
+    client, server = "replication.tcp.client", "http.server"
+    waits = "Waiting for repl stream 'caches' to reach 105 (master); currently at: 100"
+    failed = "Failed handle request via 'RoomCreateRestServlet': <XForwardedForRequest at 0x7f method='POST'>"
+    lines = [
+        form.format(1, head.format(1, client, "INFO") + waits),
+        form.format(4, head.format(4, server, "ERROR") + failed),
+        form.format(4, TRACEBACK[2].strip()),
+        form.format(4, '  File "/x/synapse/rest/client/room.py", line 52, in on_PUT'),
+        form.format(4, "twisted.internet.defer.TimeoutError: deferred timed out after 3s"),
+        form.format(9, head.format(9, server, "INFO") + "the next line"),
+    ]
+    upright, turned = explain("\n".join(lines)), explain("\n".join(lines[::-1]))
+
+    assert "gave up after 3.0 s" in upright.summary
+    assert turned.summary == upright.summary
+    assert [one.lines for one in turned.passages if one.kind == "repl_wait_start"] == [[6]]
+
+
+def test_lines_of_others_within_a_traceback_come_in_their_order() -> None:
+    text = ["a  | " + LOG.format(1, 1), "b  | " + LOG.format(1, 1), "a  | " + TRACEBACK[2].strip()]
+    text += ['a  |   File "/x/y.py", line 1, in f', "b  | " + LOG.format(1, 1)] * 300
+    found = [one.number for one in entries(text)]
+
+    assert found[:3] == [1, 2, 5]
+    assert found[-2:] == [601, 603]
+    assert found == sorted(found)

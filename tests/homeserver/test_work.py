@@ -347,7 +347,8 @@ def test_a_text_where_a_list_is_meant(tmp_path: Path, text: str, name: str, is_w
 
     told = [one for one in found["findings"] if one["kind"] == "text_for_list"]
     assert is_wrong == bool(told)
-    assert all("`federation_sender_instances: [sender10]`" in one["remedy"] for one in told)
+    assert all("`federation_sender_instances: [sender10]` in " in one["remedy"] for one in told)
+    assert all(one["remedy"].endswith("homeserver.yaml") for one in told)
 
 
 @pytest.mark.parametrize(
@@ -360,6 +361,9 @@ def test_a_text_where_a_list_is_meant(tmp_path: Path, text: str, name: str, is_w
         ({"redis": {"enabled": True, "host": "otherredis"}}, "notes"),
         ({"redis": {"enabled": True, "host": "${REDIS}"}}, ""),
         ({"database": {"name": "psycopg2", "args": {"host": "pg", "dbname": "synapse"}}}, ""),
+        # The name of a database is that of the user, where none is given.
+        ({"database": {"name": "psycopg2", "args": {"host": "pg", "user": "synapse"}}}, ""),
+        ({"database": {"name": "psycopg2", "args": {"host": "pg", "user": "other"}}}, "findings"),
         ({}, ""),
     ],
 )

@@ -5,6 +5,8 @@ A traceback of Python is one entry with the line that logged it, and so is a mes
 
 import re
 from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import count
 from typing import Final
 
 import msgspec
@@ -181,31 +183,38 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
     Of a text of several processes, as Docker, Kubernetes and a journal put them together, what belongs to a
     line is from the same one.
     """
+    numbers: dict[int, int] = {}  # of lines, by their place among those that are read, where they differ
+    for one in _entries(_numbered(lines, numbers)):
+        number = numbers.get(one.number, one.number)
+        yield one if number == one.number else msgspec.structs.replace(one, number=number)
+
+
+def _entries(lines: Iterable[tuple[int, str]]) -> Iterator[PastedEntry]:
+    """Yield what `entries` does of lines with their places: each entry has that of its line as its number."""
     writers, readers = LineWriters(), {"": _LineJoiner("")}
-    reader, ready = readers[""], list[PastedEntry]()
-    for number, shipped in _numbered(lines):
+    reader, ready = readers[""], list[tuple[int, int, PastedEntry]]()  # a heap: what is read first is first
+    counted = count()
+    for place, shipped in lines:
         if not shipped.strip() or (shipped.startswith("==> ") and _FILE_OF_TAIL.fullmatch(shipped.strip())):
             continue
         writer, line = writers.of(shipped)
         # What has no name before it goes on with the line above.
         if writer is not None and writer != reader.writer:
             reader = readers.setdefault(writer, _LineJoiner(writer))
-        ready += reader.read(number, line)
-        if len(readers) > 1:
-            late = [one for one in readers.values() if number - one.last > MAX_APART]
-            for one in late:
-                ready += one.end()
-                del readers[one.writer]
-            begun = min((one.begun for one in readers.values() if one.begun), default=number + 1)
-            ready.sort(key=lambda entry: entry.number)
-            while ready and ready[0].number < begun:
-                yield ready.pop(0)
-        else:
-            yield from ready
-            ready.clear()
+        for found in reader.read(place, line):
+            heappush(ready, (found.number, next(counted), found))
+        for late in [one for one in readers.values() if place - one.last > MAX_APART]:
+            for found in late.end():
+                heappush(ready, (found.number, next(counted), found))
+            del readers[late.writer]
+        begun = min((one.begun for one in readers.values() if one.begun), default=place + 1)
+        while ready and ready[0][0] < begun:
+            yield heappop(ready)[2]
     for one in readers.values():
-        ready += one.end()
-    yield from sorted(ready, key=lambda entry: entry.number)
+        for found in one.end():
+            heappush(ready, (found.number, next(counted), found))
+    while ready:
+        yield heappop(ready)[2]
 
 
 MAX_APART: Final = 200
@@ -310,15 +319,20 @@ class _LineJoiner:
         self._held = PastedEntry(self._held.number, line, self._held.lines + 1)
 
 
-def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield each line with its number, which the lines of one JSON document or viewer's row share."""
-    for number, shipped in in_order(lines):
+def _numbered(lines: Iterable[str], numbers: dict[int, int]) -> Iterator[tuple[int, str]]:
+    """Yield each line with its place, which the lines of one JSON document or viewer's row share.
+
+    The `numbers` of those that are not read in their order are kept.
+    """
+    for place, (number, shipped) in enumerate(in_order(lines), 1):
+        if number != place:
+            numbers[place] = number
         line = _GLUED.sub(r"\1 ", shipped, count=1) if shipped[:1].isdigit() else shipped
         if '{"' in line[:MAX_BEFORE]:
-            yield from ((number, one) for one in spread(line))
+            yield from ((place, one) for one in spread(line))
         else:
             for part in line.split(_BAR):
-                yield from ((number, one) for one in _in_one(part.rstrip(" ") if _BAR in line else part))
+                yield from ((place, one) for one in _in_one(part.rstrip(" ") if _BAR in line else part))
 
 
 def _in_one(line: str) -> list[str]:

@@ -33,18 +33,29 @@ _OPENED: Final = {">": "<", "]": "[", ")": "("}
 MAX_REASON: Final = 200
 """The most characters that a sentence has of an exception's text."""
 
+_MECHANISM: Final = "(?:PLAIN|LOGIN|CRAM-MD5|XOAUTH2)"
+"""What stands behind the AUTH of SMTP, before what is secret or in its place."""
+
 _SECRETS: Final = re.compile(
     r"(?P<line>USER_IP \S{1,300} (?=\W)).*"
     # A key that is named as one, with its value: in quotes, as libpq, JSON and Python write it, or up to a
     # space. Quotes that were cut off do not end.
     r"|(?P<key>(?i:password|passwd|passphrase|secret|secret_key|(?:access|refresh|login|as|hs|auth|api|bearer)"
-    r"_?(?:token|key))[\"']?\s{0,3}[=:]\s{0,3}(?!\(not shown\)))"
-    r"(?:b?(?P<quote>[\"'])(?:\\.|(?!(?P=quote))[^\\])*(?:(?P=quote)|\\?\Z)"
+    r"_?(?:token|key)|smtp_pass)(?:\\{0,7}[\"'])?\s{0,3}[=:]\s{0,3}(?!\(not shown\)))"
+    # Backslashes stand before the quotes of a document within a text; before a quote in the value are more.
+    r"(?:b?(?P<quote>\\{0,7}[\"'])(?:(?!(?P=quote))\\*[^\\])*(?:(?P=quote)|\\*\Z)"
     r"|(?:[^\s&\"]|&(?!\w{1,80}=))*[^\s&\"')\]}>,;])"
     r"|(?P<user>://[^/\s:@]{0,100}:)[^/\s?#]{1,300}(?=@)"
-    r"|(?P<scheme>(?i:authorization)[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?i:basic) |(?i:\bbearer) )[\w.~+/=-]{6,}"
-    r"|(?P<command>\bAUTH[\"']? (?![\w<>]{1,20}:|(?:called|command|required|error|failed|or|is)\b)[\"']?)"
-    r"[^\s\"',]+(?![^\s\"',]*,)(?:[\"']? [\"']?(?!called\b|without\b)[^\s\"',]+)?"
+    # "Bearer authentication": a token is longer than words, in quotes, or of more than letters.
+    r"|(?P<scheme>(?i:authorization)[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?i:basic) |(?i:\bbearer) )"
+    r"(?=[\w.~+/=-]*(?:[\d_=+~]|\.\w|[a-z][A-Z])|[\w.~+/=-]{20}|[\w.~+/=-]+\\?[\"'])[\w.~+/=-]{6,}"
+    # Of SMTP it is an extension, with names of mechanisms; "AUTH", and its arguments, may be in quotes.
+    r"|(?P<command>(?<!SMTP )\bAUTH(?:\\{0,7}[\"'],?)? (?!user=|[\w<>]{1,20}:"
+    rf"|(?:called|command|required|error|failed|or|is)\b|(?:{_MECHANISM}(?: |\Z))+(?![\w+/]))"
+    r"(?:b?\\{0,7}[\"'])?"
+    rf"|\bAUTH {_MECHANISM} (?!{_MECHANISM}\b)(?=[\w+/]*[A-Z\d=]))"
+    r"[^\s\"',]+(?![^\s\"',]*,)"
+    r"(?:(?:[\"'],?)? (?:b?\\{0,7}[\"'])?(?!called\b|without\b)[^\s\"',]+)?"
     r"|\b(?:sy[trl]_|MDAx)\w{8,}|\bm(?:at|ar|ct|cr|pt)_[A-Za-z0-9]{8,}_\w{3,}",
     re.ASCII,
 )

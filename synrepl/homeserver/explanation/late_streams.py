@@ -25,6 +25,11 @@ _WAITS: Final = "repl_wait_start"
 _COME: Final = "repl_wait_done"
 _GAVE_UP: Final = "repl_wait_timeout"
 _ANSWERED: Final = "request"
+_STARTS: Final = ("start", "start_running", "app_running")
+_STARTED: Final = re.compile(
+    r"\*{5} STARTING SERVER|Setting up server|Synapse (?:worker )?now listening on ", re.ASCII
+)
+"""What a process logs when it starts, and not when it reads its files again."""
 _FAILED: Final = ("client_request_failed", "client_write_failed", "replication_request_failed")
 _DONE: Final = (
     "The process that was asked for it had done its part before the wait began: what seems to have failed, as"
@@ -60,8 +65,8 @@ class _Request(NamedTuple):
 
 
 _SEVERAL: Final = (
-    "The text is of several processes, and each counts its requests for itself: the wait and the failure may"
-    " be of two."
+    "The same numbers of requests come again in the text, and no start between: it is of several processes,"
+    " or of several starts, and the wait and the failure may be of two."
 )
 
 
@@ -82,6 +87,10 @@ class LateStreams:
         Each process counts its requests for itself: `writer` is the one whose line it is, as far as is known.
         """
         key, request = match.message.key, _Request(writer, header.request)
+        if key in _STARTS and _STARTED.match(match.text) is not None:
+            # It counts from 1 again: what waited before is not what fails now.
+            self._answered.clear()
+            self._waits = {one: wait for one, wait in self._waits.items() if one.writer != writer}
         if key == _ANSWERED and request.name and not writer:
             # A line that is logged to two places has one time.
             before = self._answered.get(request.name, header.time)
