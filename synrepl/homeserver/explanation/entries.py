@@ -203,11 +203,14 @@ def _entries(lines: Iterable[tuple[int, str]]) -> Iterator[PastedEntry]:
             reader = readers.setdefault(writer, _LineJoiner(writer))
         for found in reader.read(place, line):
             heappush(ready, (found.number, next(counted), found))
-        for late in [one for one in readers.values() if place - one.last > MAX_APART]:
-            for found in late.end():
-                heappush(ready, (found.number, next(counted), found))
-            del readers[late.writer]
-        begun = min((one.begun for one in readers.values() if one.begun), default=place + 1)
+        if len(readers) > 1:
+            for late in [one for one in readers.values() if place - one.last > MAX_APART]:
+                for found in late.end():
+                    heappush(ready, (found.number, next(counted), found))
+                del readers[late.writer]
+            begun = min((one.begun for one in readers.values() if one.begun), default=place + 1)
+        else:
+            begun = reader.begun or place + 1
         while ready and ready[0][0] < begun:
             yield heappop(ready)[2]
     for one in readers.values():
