@@ -29,6 +29,8 @@ class Epochs:
         self._head = head
         self._committer = committer
         self._subscribers: list[Callable[[], None]] = []
+        self._problem = ""
+        """What was last told to be unknown."""
 
     def on_started(self, callback: Callable[[], None]) -> None:
         """Call `callback` each time `begin` or `begin_next` has begun an epoch."""
@@ -92,6 +94,10 @@ class Epochs:
         for callback in self._subscribers:
             callback()
 
+    def _forget_problem(self) -> None:
+        if self._committer.problem == self._problem:
+            self._committer.problem = ""
+
     async def _look_up(self, epoch_start: EpochStart, error: StorageError) -> Head:
         """The head, if the epoch was begun despite this error; which is raised if not, or not known in time.
 
@@ -103,15 +109,17 @@ class Epochs:
             except StorageError as unknown:
                 if not unknown.retryable or isinstance(unknown, LogNotOurs) or not self._committer.is_open:
                     break
-                self._committer.problem = f"it is unknown whether an epoch began: {unknown}"
+                self._problem = f"it is unknown whether an epoch began: {unknown}"
+                self._committer.problem = self._problem
                 await sleep(self._clock, 1.0)
             else:
+                self._forget_problem()
                 if epoch_start not in head.epoch_starts:
                     raise error
-                self._committer.problem = ""
                 return head
 
         def settle(head: Head) -> None:
+            self._forget_problem()
             if epoch_start in head.epoch_starts:
                 self._started(head)
 

@@ -609,6 +609,22 @@ class FailureTests(LogCase):
                 )
                 self.assertEqual([silent], told)
 
+    def test_what_was_unknown_of_an_epoch_is_no_problem_once_it_is_known(self) -> None:
+        """An idle log stayed unwell, although no epoch had begun and its database was back."""
+        for silent in (1, LOOK_UPS):
+            with self.subTest(silent=silent):
+                self.engine = FaultyEngine()
+                log = self.start()
+                self.engine.fail_next(DISK_FULL, silent=silent)
+                began = Deferred.fromCoroutine(log.epochs.begin_next("for a test"))
+                self.clock.pump([0.1] * 5)
+                self.assertIn("it is unknown whether an epoch began", log.healthy[1])
+                self.clock.pump([0.1] * 15 * LOOK_UPS)
+                self.failureResultOf(began, StorageError)
+                self.wait(log.copies.snapshot())  # nothing is committed
+
+                self.assertEqual((True, ""), log.healthy)
+
     def lose_track(self, log: Log, *, silent: int = 2) -> None:
         """Commit a fact and lose the database until it is unknown whether it was kept."""
         self.engine.fail_next(DISK_FULL, kept=True, silent=silent)
